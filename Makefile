@@ -1,0 +1,46 @@
+# Everything runs in .venv, which the first target that needs it makes.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: .venv/.installed  ## .venv with the exitflow command in it
+
+demo: .venv/.installed  ## plan, train with four weightings, compare: about two minutes
+	$(BIN)/exitflow plan examples/campus.toml
+	$(BIN)/exitflow compare examples/campus.toml --weightings equal-weight,flops-prop,serving-rate,balanced-adj
+
+test: .venv/.installed-dev  ## the whole test suite
+	$(BIN)/pytest
+
+check: .venv/.installed-dev  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.installed-dev  ## rewrite the sources in the one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.installed-dev  ## every benchmark; minutes on an idle machine
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv and caches (runs/ stays)
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+.PHONY: help install demo test check format bench clean

@@ -1,0 +1,110 @@
+"""Train one early-exit network across devices, edge servers and cloud, for the traffic each of them will serve.
+
+    >>> from exitflow import load_system, serving_plan
+    >>> system = load_system("paper-7:80-15-5")
+    >>> serving_plan(system.topology).exit_share.round(2).tolist()
+    [0.8, 0.15, 0.05]
+
+Then `train(system, "runs/first")` gives a Run, and `evaluate(run)` its accuracy as served.
+Names are loaded when they are first used, so that planning does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names as below, for type checkers and editors
+    from exitflow.data.dataset import Dataset, Preparation, Split
+    from exitflow.data.spec import DataSpec
+    from exitflow.errors import ConfigError, DataError, ExitflowError, MissingExtraError, RunError, TrainingError
+    from exitflow.evaluation.accuracy import Evaluation
+    from exitflow.experiments.comparison import Comparison, compare
+    from exitflow.experiments.runs import Run, evaluate
+    from exitflow.experiments.system import System, load_system
+    from exitflow.experiments.training import resume, train
+    from exitflow.federated.spec import TrainingSpec
+    from exitflow.models.nested import EarlyExitNetwork, NestedModel
+    from exitflow.models.specs import EarlyExitResNet
+    from exitflow.topology.graph import Link, Node, Topology
+    from exitflow.topology.rates import NodeRates, ServingPlan, serving_plan
+    from exitflow.topology.settings import with_setting
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "exitflow.data.dataset": ("Dataset", "Preparation", "Split"),
+    "exitflow.data.spec": ("DataSpec",),
+    "exitflow.errors": (
+        "ConfigError",
+        "DataError",
+        "ExitflowError",
+        "MissingExtraError",
+        "RunError",
+        "TrainingError",
+    ),
+    "exitflow.evaluation.accuracy": ("Evaluation",),
+    "exitflow.experiments.comparison": ("Comparison", "compare"),
+    "exitflow.experiments.runs": ("Run", "evaluate"),
+    "exitflow.experiments.system": ("System", "load_system"),
+    "exitflow.experiments.training": ("resume", "train"),
+    "exitflow.federated.spec": ("TrainingSpec",),
+    "exitflow.models.nested": ("EarlyExitNetwork", "NestedModel"),
+    "exitflow.models.specs": ("EarlyExitResNet",),
+    "exitflow.topology.graph": ("Link", "Node", "Topology"),
+    "exitflow.topology.rates": ("NodeRates", "ServingPlan", "serving_plan"),
+    "exitflow.topology.settings": ("with_setting",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Comparison",
+    "ConfigError",
+    "DataError",
+    "DataSpec",
+    "Dataset",
+    "EarlyExitNetwork",
+    "EarlyExitResNet",
+    "Evaluation",
+    "ExitflowError",
+    "Link",
+    "MissingExtraError",
+    "NestedModel",
+    "Node",
+    "NodeRates",
+    "Preparation",
+    "Run",
+    "RunError",
+    "ServingPlan",
+    "Split",
+    "System",
+    "Topology",
+    "TrainingError",
+    "TrainingSpec",
+    "__version__",
+    "compare",
+    "evaluate",
+    "load_system",
+    "resume",
+    "serving_plan",
+    "train",
+    "with_setting",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'exitflow' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_HOME_OF[name])
+    except ModuleNotFoundError as error:
+        if error.name in ("torch", "safetensors"):
+            from exitflow.errors import MissingExtraError
+
+            raise MissingExtraError(error.name, "train") from None
+        raise
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

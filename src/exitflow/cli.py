@@ -1,0 +1,301 @@
+"""The `exitflow` command. Thin: it reads options, calls the package, and prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from exitflow import __version__
+from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, suggestion
+from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.report.terminal import percent, print_table, progress_bar, rate, spread
+from exitflow.routing import CONFIDENCES
+
+if TYPE_CHECKING:
+    from exitflow.evaluation.accuracy import Evaluation
+    from exitflow.experiments.runs import Run
+
+BACKENDS = ("processes", "serial")
+
+
+class _Group(click.Group):
+    """Prints the errors of exitflow as one sentence, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ExitflowError as error:
+            problem, exit_code = str(error), error.exit_code
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "safetensors"):
+                raise
+            problem, exit_code = str(MissingExtraError(error.name, "train")), 2
+        click.echo(f"exitflow: {problem}", err=True)
+        ctx.exit(exit_code)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="exitflow")
+def main() -> None:
+    """Train one early-exit network across devices, edge servers and cloud for the traffic each will serve.
+
+    SYSTEM is a TOML file, or a preset such as paper-7:80-15-5.
+
+    \b
+    Example:
+      exitflow plan paper-7:80-15-5
+      exitflow train paper-7:80-15-5 --out runs/first
+      exitflow evaluate runs/first
+    """
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+_set = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file.")
+_data_dir = click.option("--data-dir", metavar="DIR", help="Where the data set's files lie.")
+_backend = click.option(
+    "--backend", type=click.Choice(BACKENDS), default="processes", show_default=True, help="Where to train."
+)
+_workers = click.option("--workers", type=click.IntRange(min=1), help="Processes; one for each core if not given.")
+
+
+@main.command()
+@click.argument("system")
+@_set
+@_json
+def plan(system: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """The rates that will flow through every node and exit of SYSTEM.
+
+    \b
+    Example:
+      exitflow plan paper-7:60-30-10
+      exitflow plan campus.toml --json
+    """
+    from exitflow.experiments.system import load_system
+    from exitflow.topology.rates import serving_plan
+
+    loaded = load_system(system, overrides)
+    rates = serving_plan(loaded.topology)
+    if as_json:
+        _print_json({"name": loaded.name, **rates.to_json()})
+        return
+    rows = [
+        [name, str(node.exit)]
+        + [rate(value) for value in (node.arrival_rate, node.received_rate, node.serve_rate, node.transfer_rate)]
+        + [percent(node.serve_fraction), ", ".join(f"{parent} {rate(sent)}" for parent, sent in node.parents.items())]
+        for name, node in rates.nodes.items()
+    ]
+    columns = ["node", "exit", "arriving", "received", "served", "sent up", "served %", "to"]
+    print_table(f"{loaded.name}: requests/s at every node", columns, rows)
+    exits = enumerate(zip(rates.exit_serve_rate, rates.exit_share, strict=True), start=1)
+    exit_rows = [[str(exit), rate(served), percent(share)] for exit, (served, share) in exits]
+    print_table("Served by every exit", ["exit", "requests/s", "share %"], exit_rows)
+
+
+@main.command()
+@click.argument("system", required=False)
+@click.option("--out", metavar="RUN", help="The new directory of the run.")
+@click.option("--resume", "resumed", metavar="RUN", help="Go on with this run instead of starting one.")
+@click.option("--weighting", metavar="NAME", help=f"One of {', '.join(WEIGHTINGS)}.")
+@click.option("--seed", type=int, metavar="N", help="Of all that is random.")
+@click.option("--rounds", type=int, metavar="N", help="How many rounds to train.")
+@_backend
+@_workers
+@_data_dir
+@_set
+@_json
+def train(
+    system: str | None,
+    out: str | None,
+    resumed: str | None,
+    backend: str,
+    workers: int | None,
+    as_json: bool,
+    **changes: Any,
+) -> None:
+    """Train SYSTEM with Algorithm 1 into the directory RUN; or go on with a run that was cut off.
+
+    \b
+    Example:
+      exitflow train campus.toml --out runs/campus --weighting balanced-adj --seed 42
+      exitflow train paper-7:80-15-5 --out runs/short --rounds 5 --set training.batch_size=64
+      exitflow train --resume runs/campus
+    """
+    from exitflow.experiments import training
+    from exitflow.experiments.runs import Run
+    from exitflow.experiments.system import load_system
+
+    execution = {"backend": backend, "workers": workers}
+    if resumed:
+        if system or out or any(value for key, value in changes.items() if key != "data_dir"):
+            raise ConfigError("goes on with a run as it was begun: only --backend, --workers and --data-dir fit", key="--resume")
+        run = Run(resumed)
+        with progress_bar(run.system.training.rounds) as show:
+            label = run.system.training.weighting
+            dataset = _dataset(run, changes["data_dir"])
+            run = training.resume(resumed, dataset=dataset, observer=lambda done: show(label, done), **execution)
+    else:
+        if not system or not out:
+            raise ConfigError("give a SYSTEM and --out RUN, or --resume RUN", key="train")
+        loaded = load_system(system, _overrides(**changes))
+        with progress_bar(loaded.training.rounds) as show:
+            label = loaded.training.weighting
+            run = training.train(loaded, out, observer=lambda done: show(label, done), **execution)
+    _print_training(run, as_json)
+
+
+def _print_training(run: Run, as_json: bool) -> None:
+    last = run.records[-1]
+    validation = last["validation"]
+    if as_json:
+        _print_json({"run": str(run.path), "rounds": last["round"], "validation": validation})
+        return
+    click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting}.")
+    exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
+    click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits alone {exits} %.")
+    click.echo(f"Next: exitflow evaluate {run.path}")
+
+
+@main.command()
+@click.argument("run")
+@click.option("--serving", multiple=True, metavar="X-Y-Z", help="Another serving setting; may be given more than once.")
+@click.option(
+    "--confidence", type=click.Choice(list(CONFIDENCES)), default="entropy", show_default=True, help="How nodes rank."
+)
+@_data_dir
+@_json
+def evaluate(run: str, serving: tuple[str, ...], confidence: str, data_dir: str | None, as_json: bool) -> None:
+    """How accurately the system of RUN answers on test data: each exit, each node on what it serves, and the whole.
+
+    \b
+    Example:
+      exitflow evaluate runs/campus
+      exitflow evaluate runs/campus --serving 60-30-10 --serving 5-15-80 --json
+    """
+    from exitflow.experiments import runs
+
+    loaded = runs.Run(run)
+    outputs = loaded.outputs(_dataset(loaded, data_dir))
+    results = [
+        (setting, runs.evaluate(loaded, serving=setting, confidence=confidence, outputs=outputs))
+        for setting in serving or (None,)
+    ]
+    if as_json:
+        objects = [{"run": run, "serving": setting, **result.to_json()} for setting, result in results]
+        _print_json(objects[0] if len(objects) == 1 else objects)
+        return
+    for setting, result in results:
+        _print_evaluation(loaded, setting, result)
+
+
+def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None:
+    title = f"{run.system.name} ({run.system.training.weighting}), served as {setting or 'planned'}: accuracy in %"
+    exits = enumerate(zip(result.exit_accuracy, result.exits, strict=True), start=1)
+    rows = [
+        [f"exit {exit}", percent(alone), rate(served.rate), percent(served.accuracy)] for exit, (alone, served) in exits
+    ]
+    rows += [[name, "", rate(served.rate), percent(served.accuracy)] for name, served in result.nodes.items()]
+    total = sum(served.rate for served in result.exits)
+    rows.append(["whole system", "", rate(total), percent(result.accuracy)])
+    print_table(title, ["", "on all samples", "serves/s", "on what it serves"], rows)
+
+
+@main.command()
+@click.argument("system")
+@click.option("--weightings", metavar="A,B", default=",".join(WEIGHTINGS), show_default=True, help="What to compare.")
+@click.option("--seeds", metavar="N,N", help="Each weighting is trained with each seed; the system's own if not given.")
+@click.option("--out", metavar="DIR", help="Where the runs are kept; a folder for the system in runs/ if not given.")
+@_backend
+@_workers
+@_data_dir
+@_set
+@_json
+def compare(
+    system: str,
+    weightings: str,
+    seeds: str | None,
+    out: str | None,
+    backend: str,
+    workers: int | None,
+    data_dir: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """The same SYSTEM trained under several weightings: accuracy of each exit and as served, mean ± deviation.
+
+    Runs that are already there are used again, unfinished ones are gone on with.
+
+    \b
+    Example:
+      exitflow compare campus.toml --weightings serving-rate,balanced-adj --seeds 9,42,67
+    """
+    from exitflow.experiments import comparison
+    from exitflow.experiments.system import load_system
+
+    names = [name.strip() for name in weightings.split(",")]
+    for name in names:
+        if name not in WEIGHTINGS:
+            raise ConfigError(f"there is no weighting {name!r}{suggestion(name, WEIGHTINGS)}", key="--weightings")
+    loaded = load_system(system, _overrides(data_dir=data_dir, overrides=overrides))
+    numbers = _seeds(seeds) if seeds else [loaded.training.seed]
+    rounds = loaded.training.rounds
+    with progress_bar(rounds * len(names) * len(numbers)) as show:
+        finished: list[str] = []
+
+        def observer(label: str, done: float) -> None:
+            if label not in finished:
+                finished.append(label)
+            show(label, rounds * (len(finished) - 1) + done)
+
+        result = comparison.compare(
+            loaded, names, numbers, out=out, backend=backend, workers=workers, observer=observer
+        )
+    if as_json:
+        _print_json(result.to_json())
+        return
+    exits = [f"exit {exit}" for exit in range(1, loaded.topology.num_exits + 1)]
+    rows = [
+        [name, *(spread(each.mean, each.std) for each in (*result.exit_accuracy(name), result.accuracy(name)))]
+        for name in names
+    ]
+    count = f"{len(numbers)} seed{'s' if len(numbers) > 1 else ''}"
+    print_table(f"{loaded.name}: test accuracy in %, {count}", ["weighting", *exits, "as served"], rows)
+
+
+def _overrides(
+    *,
+    weighting: str | None = None,
+    seed: int | None = None,
+    rounds: int | None = None,
+    data_dir: str | None = None,
+    overrides: tuple[str, ...] = (),
+) -> list[str]:
+    """Options that stand for keys, after --set, as `key=value`."""
+    options = {"training.weighting": weighting, "training.seed": seed, "training.rounds": rounds, "data.dir": data_dir}
+    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    return [*overrides, *given]
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"expected different numbers such as 9,42,67, got {text!r}", key="--seeds")
+    return seeds
+
+
+def _dataset(run: Run, data_dir: str | None) -> Any:
+    """The run's data set, from `data_dir` where that is given."""
+    from exitflow.experiments.assembly import dataset_of
+
+    system = run.system
+    return dataset_of(replace(system, data=replace(system.data, dir=data_dir)) if data_dir else system)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, allow_nan=False))

@@ -1,0 +1,194 @@
+"""From TOML values to frozen dataclasses, and back.
+
+A specification is a frozen dataclass whose annotations say what TOML may hold: `int`, `float`, `bool`, `str`,
+`Literal[...]`, `X | None` (an absent key), `tuple[X, ...]`, `dict[str, X]`, or another specification. `decode` checks
+a parsed TOML value against it and names the key of the first thing that does not fit. A specification checks the
+ranges of its own fields in `__post_init__` with `require`, so it is just as safe to build from Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from exitflow.errors import ConfigError, suggestion
+
+T = TypeVar("T")
+
+
+def require(condition: bool, key: str, problem: str) -> None:
+    """Raise a ConfigError at `key` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(problem, key=key)
+
+
+def require_rate(value: float | None, key: str) -> None:
+    """A rate in requests/s: finite and not negative; None where there is no limit."""
+    finite = value is None or (math.isfinite(value) and value >= 0)
+    require(finite, key, f"a rate must be a finite number of requests/s, 0 or more, got {value}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The parsed file, or a ConfigError that names it."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such file", source=str(path)) from None
+    except IsADirectoryError:
+        raise ConfigError("is a directory, a TOML file is needed", source=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+    except UnicodeDecodeError:
+        raise ConfigError("is not a text file in UTF-8", source=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is not valid TOML: {error}", source=str(path)) from None
+
+
+def parse_assignment(text: str) -> tuple[list[str], Any]:
+    """`training.rounds=5` as (["training", "rounds"], 5); the value is TOML, or else a plain string."""
+    key, equals, value = text.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise ConfigError(f"expected key=value, such as training.rounds=5, got {text!r}", key="--set")
+    try:
+        return path, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path, value.strip()
+
+
+def assign(table: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set `value` at the dotted `path`, making tables on the way."""
+    for name in path[:-1]:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError("is not a table, so nothing can be set inside it", key=name)
+    table[path[-1]] = value
+
+
+def located(key: str, function: Callable[..., T], *args: Any) -> T:
+    """`function(*args)`, with the key added to the error it may raise."""
+    try:
+        return function(*args)
+    except ConfigError as error:
+        raise error.within(key) from None
+
+
+def decode(kind: type[T], value: Any) -> T:
+    """`value`, as parsed from TOML, checked and turned into the dataclass `kind`."""
+    return typing.cast(T, _decode_dataclass(kind, value))
+
+
+def check_keys(table: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse the first key that is not known, with the nearest one that is."""
+    known = list(known)
+    for key in table:
+        require(key in known, key, f"unknown key{suggestion(key, known)}")
+
+
+def require_table(value: Any) -> dict[str, Any]:
+    """`value` if it is a TOML table."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"expected a table, got {_describe(value)}")
+    return value
+
+
+def decode_list(kind: type[T], value: Any, key: str) -> list[T]:
+    """An array of tables, such as [[tiers]]."""
+    if not isinstance(value, list):
+        raise ConfigError(f"expected an array of tables ([[{key}]]), got {_describe(value)}", key=key)
+    return [located(f"{key}[{index}]", decode, kind, item) for index, item in enumerate(value)]
+
+
+def encode(spec: Any) -> dict[str, Any]:
+    """A specification as TOML values; what is None is left out."""
+    fields = ((field.name, getattr(spec, field.name)) for field in dataclasses.fields(spec))
+    return {name: _encode(value) for name, value in fields if value is not None}
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return encode(value)
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _encode(item) for key, item in value.items()}
+    return value
+
+
+@functools.cache
+def _schema(kind: type) -> dict[str, tuple[Any, bool]]:
+    """Each field's name, annotation, and whether it must be given."""
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    return {
+        field.name: (hints[field.name], field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
+
+
+def _decode_dataclass(kind: type, value: Any) -> Any:
+    table = require_table(value)
+    schema = _schema(kind)
+    check_keys(table, schema)
+    for name, (_, required) in schema.items():
+        require(name in table or not required, name, "is missing")
+    return kind(**{name: located(name, _decode, schema[name][0], item) for name, item in table.items()})
+
+
+def _decode(hint: Any, value: Any) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _decode_dataclass(typing.cast(type, hint), value)
+    if origin is Literal:
+        return _decode_choice(args, value)
+    if origin in (Union, types.UnionType):
+        return _decode_union(args, value)
+    if origin is tuple:
+        return _decode_tuple(args[0], value)
+    if origin is dict:
+        return {key: located(key, _decode, args[1], item) for key, item in require_table(value).items()}
+    return _decode_scalar(hint, value)
+
+
+def _decode_choice(choices: tuple[Any, ...], value: Any) -> Any:
+    if value in choices:
+        return value
+    raise ConfigError(f"must be one of {', '.join(map(repr, choices))}, got {_describe(value)}")
+
+
+def _decode_union(options: tuple[Any, ...], value: Any) -> Any:
+    """By the one option that a list, or a single value, can be meant for (None never stands in TOML)."""
+    options = tuple(option for option in options if option is not type(None))
+    fitting = [option for option in options if (get_origin(option) is tuple) == isinstance(value, list)]
+    return _decode((fitting or options)[0], value)
+
+
+def _decode_tuple(item_hint: Any, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"expected a list, got {_describe(value)}")
+    return tuple(located(f"[{index}]", _decode, item_hint, item) for index, item in enumerate(value))
+
+
+_SCALARS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _decode_scalar(hint: Any, value: Any) -> Any:
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is hint:
+        return value
+    raise ConfigError(f"expected {_SCALARS[hint]}, got {_describe(value)}")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a table"
+    return f"the list {value!r}" if isinstance(value, list) else repr(value)

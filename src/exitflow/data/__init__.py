@@ -1,0 +1,1 @@
+"""Data sets, and which node holds which part of them."""

@@ -1,0 +1,84 @@
+"""What a data set is: three splits of inputs and labels, and how inputs become tensors that a network takes.
+
+Inputs stay as they were read (bytes, for images); `Preparation` turns a batch of them into normalised floats at the
+moment it is used, in a few vectorised steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs with their labels."""
+
+    inputs: Tensor  # (N, C, H, W) uint8, or any (N, ...) of numbers
+    labels: Tensor  # (N,) int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: Tensor | slice) -> Split:
+        return Split(self.inputs[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """From raw inputs to what the network takes; `mean` and `std` are in the raw unit, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_padding: int = 0  # augmentation: shift by up to this many pixels ...
+    flip: bool = False  # ... and mirror every second image, on average
+
+    def __call__(self, inputs: Tensor, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        """Normalised inputs, without augmentation."""
+        shape = (1, -1) + (1,) * (inputs.ndim - 2)
+        mean = torch.tensor(self.mean, dtype=dtype, device=device).view(shape)
+        std = torch.tensor(self.std, dtype=dtype, device=device).view(shape)
+        return (inputs.to(device) - mean) / std
+
+    def augment(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """(B, C, H, W) raw images, each padded with black, cropped back at random, and perhaps mirrored."""
+        if not self.crop_padding and not self.flip:
+            return inputs
+        batch, _, height, width = inputs.shape
+        padding = self.crop_padding
+        padded = F.pad(inputs, (padding,) * 4)
+        shift = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator)
+        rows = shift[0] + torch.arange(height)  # (B, H)
+        columns = torch.arange(width).expand(batch, width)
+        if self.flip:
+            mirrored = torch.randint(2, (batch, 1), generator=generator).bool()
+            columns = torch.where(mirrored, width - 1 - columns, columns)
+        columns = shift[1] + columns  # (B, W)
+        index = torch.arange(batch).view(-1, 1, 1)
+        return padded[index, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training, validation and test data; validation is never trained on."""
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    num_classes: int
+    preparation: Preparation
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one input: (C, H, W) for images."""
+        return tuple(self.train.inputs.shape[1:])
+
+
+def split_off_validation(train: Split, count: int) -> tuple[Split, Split]:
+    """(the rest, `count` samples): the same for every seed of a run, so that seeds compare on the same data."""
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    return train[order[count:]], train[order[:count]]

@@ -1,0 +1,91 @@
+"""Which node holds which training samples: every sample is in exactly one node.
+
+Each layer, that is the nodes of one exit, holds a share of all samples, spread evenly over its nodes. Which samples
+a node gets is drawn at random: uniformly (IID), or with a label mix of its own from a Dirichlet distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from exitflow.errors import ConfigError
+from exitflow.topology.graph import Topology
+
+IntArray = npt.NDArray[np.int64]
+Partition = Mapping[str, IntArray]  # node -> indices of its training samples
+
+HIGHLY_BIASED = (1536, 8960, 34504)  # samples of devices, edges and cloud among the paper's 45,000
+
+
+def layer_shares(kind: str, num_exits: int) -> tuple[float, ...]:
+    """Relative amounts of data of layers 1..E: the paper's `equal`, `biased` (each layer twice the one below)
+    and `highly-biased` partitions."""
+    if kind == "equal":
+        return (1.0,) * num_exits
+    if kind == "biased":
+        return tuple(2.0**exit for exit in range(num_exits))
+    if num_exits != len(HIGHLY_BIASED):
+        problem = f"'highly-biased' is for 3 exits, this system has {num_exits}; give layer_shares instead"
+        raise ConfigError(problem, key="partition")
+    return tuple(map(float, HIGHLY_BIASED))
+
+
+def node_samples(topology: Topology, shares: Sequence[float], total: int) -> dict[str, int]:
+    """How many of `total` samples each node holds. What does not divide evenly goes to the deepest nodes."""
+    layers = {exit: nodes for exit in range(1, topology.num_exits + 1) if (nodes := topology.with_exit(exit))}
+    exact = {exit: Fraction(shares[exit - 1]) for exit in layers}
+    whole = sum(exact.values())
+    counts: dict[str, int] = {}
+    for exit, nodes in layers.items():
+        counts |= {node.name: int(exact[exit] / whole * total / len(nodes)) for node in nodes}
+    deepest = [node for exit, nodes in layers.items() if exact[exit] for node in nodes]
+    left = total - sum(counts.values())
+    for index in range(left):
+        counts[deepest[-1 - index % len(deepest)].name] += 1
+    return {node.name: counts[node.name] for node in topology.nodes}
+
+
+def partition(
+    labels: npt.ArrayLike, counts: Mapping[str, int], *, seed: int, dirichlet_alpha: float | None = None
+) -> Partition:
+    """Draw the samples of every node: `counts[node]` of them, IID or with Dirichlet(alpha) label mixes."""
+    labels = np.asarray(labels)
+    if sum(counts.values()) != len(labels):
+        raise ValueError(f"the nodes hold {sum(counts.values())} samples, the data set has {len(labels)}")
+    rng = np.random.default_rng(seed)
+    if dirichlet_alpha is None:
+        shuffled = rng.permutation(len(labels))
+        cuts = np.cumsum(list(counts.values()))[:-1]
+        return dict(zip(counts, np.split(shuffled, cuts), strict=True))
+    return _dirichlet_partition(labels, counts, rng, dirichlet_alpha)
+
+
+def _dirichlet_partition(
+    labels: npt.NDArray[np.int64], counts: Mapping[str, int], rng: np.random.Generator, alpha: float
+) -> Partition:
+    """Node by node, in random order so that no node is always left with the rest."""
+    pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    held: dict[str, IntArray] = {}
+    for name in rng.permutation(list(counts)):
+        mix = rng.dirichlet(np.full(len(pools), alpha))
+        taken = _draw_labels(mix, [len(pool) for pool in pools], counts[name], rng)
+        parts = [pool[:count] for pool, count in zip(pools, taken, strict=True)]
+        pools = [pool[count:] for pool, count in zip(pools, taken, strict=True)]
+        held[str(name)] = rng.permutation(np.concatenate(parts))
+    return {name: held[name] for name in counts}
+
+
+def _draw_labels(mix: npt.NDArray[np.float64], available: list[int], count: int, rng: np.random.Generator) -> IntArray:
+    """How many of each label: multinomial by `mix`, drawn again from the other labels where one runs out."""
+    room = np.array(available)
+    taken = np.zeros(len(room), dtype=np.int64)
+    while (missing := count - taken.sum()) > 0:
+        weights = np.where(room > taken, mix, 0.0)
+        if not weights.sum() > 0:  # only labels are left that this node's mix gives nothing
+            weights = (room - taken).astype(np.float64)
+        taken = np.minimum(taken + rng.multinomial(missing, weights / weights.sum()), room)
+    return taken

@@ -1,0 +1,69 @@
+"""What can go wrong, as one tree.
+
+    ExitflowError                 catch this one to catch them all
+    ├── ConfigError               a system file, preset, option or specification is not valid
+    ├── DataError                 a data set is missing or damaged
+    ├── RunError                  a run directory cannot be used as asked
+    ├── TrainingError             training itself had to stop
+    └── MissingExtraError         an optional dependency is not installed
+
+The command line prints the message as one sentence and ends with `exit_code`: 2 for what the user can
+mend by asking differently, 1 for what failed on the way.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ExitflowError(Exception):
+    """Base of all errors that exitflow raises on purpose."""
+
+    exit_code = 2
+
+
+class ConfigError(ExitflowError):
+    """A value that the user gave is not valid; knows the file and the key it stands at."""
+
+    def __init__(self, problem: str, *, key: str = "", source: str = "") -> None:
+        super().__init__(": ".join(part for part in (source, key, problem) if part))
+        self.problem = problem
+        self.key = key
+        self.source = source
+
+    def within(self, key: str = "", *, source: str = "") -> ConfigError:
+        """The same problem, seen from one level further out."""
+        if key and self.key:
+            key = f"{key}{self.key}" if self.key.startswith("[") else f"{key}.{self.key}"
+        return ConfigError(self.problem, key=key or self.key, source=source or self.source)
+
+
+class DataError(ExitflowError):
+    """A data set is missing, damaged, or does not fit."""
+
+
+class RunError(ExitflowError):
+    """A run directory does not hold what is needed, or holds something that must not be lost."""
+
+
+class TrainingError(ExitflowError):
+    """Training had to stop; what was finished is on disk."""
+
+    exit_code = 1
+
+
+class MissingExtraError(ExitflowError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs {package}, which is not installed: pip install 'exitflow[{extra}]'")
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` where one of `known` is near to `given`, otherwise the whole list."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known are: {', '.join(names)}" if names else ""

@@ -1,0 +1,1 @@
+"""How accurately the system answers, as it will be served."""

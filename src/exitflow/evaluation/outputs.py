@@ -1,0 +1,50 @@
+"""The logits of every exit for a data set, computed once; everything else follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from exitflow.data.dataset import Preparation, Split
+from exitflow.models.nested import NestedModel
+
+BATCH_SIZE = 500
+
+
+@dataclass(frozen=True)
+class ExitOutputs:
+    """What each exit says to each sample."""
+
+    logits: npt.NDArray[np.float32]  # (E, N, C)
+    labels: npt.NDArray[np.int64]  # (N,)
+
+    @property
+    def correct(self) -> npt.NDArray[np.bool_]:
+        """(E, N) whether each exit is right."""
+        result: npt.NDArray[np.bool_] = self.logits.argmax(axis=2) == self.labels
+        return result
+
+    @property
+    def exit_accuracy(self) -> npt.NDArray[np.float64]:
+        """(E,) of each exit on all samples."""
+        result: npt.NDArray[np.float64] = self.correct.mean(axis=1)
+        return result
+
+
+@torch.inference_mode()
+def exit_outputs(model: NestedModel, split: Split, preparation: Preparation, *, device: str = "cpu") -> ExitOutputs:
+    """One pass over `split`."""
+    model.eval()
+    dtype = next(model.parameters()).dtype
+    batches = []
+    for start in range(0, len(split), BATCH_SIZE):
+        carry = preparation(split.inputs[start : start + BATCH_SIZE], dtype=dtype, device=device)
+        logits = []
+        for exit in range(1, model.num_exits + 1):
+            carry = model.advance(carry, exit - 1, exit)
+            logits.append(model.classify(carry, exit).float().cpu())
+        batches.append(torch.stack(logits))
+    return ExitOutputs(torch.cat(batches, dim=1).numpy(), split.labels.numpy())

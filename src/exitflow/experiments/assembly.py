@@ -1,0 +1,102 @@
+"""The parts of a training, put together from a system and its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exitflow.data.dataset import Dataset
+from exitflow.data.partition import node_samples, partition
+from exitflow.data.sources import load_dataset
+from exitflow.errors import ConfigError
+from exitflow.experiments.system import System
+from exitflow.federated.local import LocalTrainer, NodeData
+from exitflow.federated.node_state import NodeStates
+from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
+from exitflow.federated.schedules import make_schedule
+from exitflow.federated.types import ServerState
+from exitflow.federated.weighting import ExitProfile
+from exitflow.models.build import build_model
+from exitflow.models.cost import ExitCost, exit_costs
+from exitflow.models.nested import NestedModel
+from exitflow.seeds import derive
+from exitflow.topology.rates import ServingPlan, serving_plan
+
+
+def dataset_of(system: System) -> Dataset:
+    """The data set that the system names."""
+    return load_dataset(system.data.name, data_dir=system.data.dir, verify=system.data.verify)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Each part is made when it is first asked for."""
+
+    system: System
+    dataset: Dataset
+
+    @cached_property
+    def plan(self) -> ServingPlan:
+        """The rates that the system will serve."""
+        return serving_plan(self.system.topology)
+
+    @cached_property
+    def model(self) -> NestedModel:
+        """The network with its initial weights, the same for all nodes."""
+        seed = derive(self.system.training.seed, "model")
+        try:
+            return build_model(self.system.model, self.dataset.input_shape, self.dataset.num_classes, seed=seed)
+        except ValueError as error:
+            raise ConfigError(f"does not fit data set {self.dataset.name!r}: {error}", key="model") from None
+
+    @cached_property
+    def costs(self) -> tuple[ExitCost, ...]:
+        """Of each exit."""
+        return exit_costs(self.model, self.dataset.input_shape)
+
+    @cached_property
+    def samples(self) -> dict[str, int]:
+        """|S_i| of each node."""
+        topology, data = self.system.topology, self.system.data
+        return node_samples(topology, data.shares(topology.num_exits), len(self.dataset.train))
+
+    @cached_property
+    def profile(self) -> ExitProfile:
+        """What the weighting may know, but for what has to be measured."""
+        probabilities = probability_matrix(self.system.topology, self.samples, self.system.training)
+        check_every_exit_is_trained(probabilities)
+        return ExitProfile(
+            serve_share=self.plan.exit_share,
+            multiply_adds=np.array([float(cost.multiply_adds) for cost in self.costs]),
+            samples=np.array([float(count) for count in self.samples.values()]),
+            probabilities=probabilities,
+            num_rounds=self.system.training.rounds,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """J: as given, or so many that the largest node passes over its data `local_epochs` times."""
+        spec = self.system.training
+        passes = max(max(self.samples.values()) // spec.batch_size, 1)
+        return spec.local_steps or spec.local_epochs * passes
+
+    def initial_state(self) -> ServerState:
+        """w^(1)."""
+        params = {name: param.detach().clone() for name, param in self.model.named_parameters()}
+        return ServerState(0, params, {name: buffer.clone() for name, buffer in self.model.named_buffers()})
+
+    def trainer(self, state_folder: Path) -> LocalTrainer:
+        """What the nodes do."""
+        spec, data = self.system.training, self.system.data
+        seed = derive(spec.seed, "partition")
+        held = partition(self.dataset.train.labels, self.samples, seed=seed, dirichlet_alpha=data.dirichlet_alpha)
+        indices = {node: torch.from_numpy(rows) for node, rows in held.items()}
+        node_data = NodeData(self.dataset.train, indices, self.dataset.preparation, augment=data.augment)
+        states = NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None
+        return LocalTrainer(
+            self.model, node_data, spec, self.num_steps, make_schedule(spec, self.num_steps), states
+        )

@@ -1,0 +1,96 @@
+"""Runs on disk, and what can be asked of them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exitflow.data.dataset import Dataset
+from exitflow.errors import RunError
+from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
+from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
+from exitflow.experiments.assembly import Assembly, dataset_of
+from exitflow.experiments.system import System, load_system
+from exitflow.federated.run_dir import RunDir, load_state
+from exitflow.federated.types import ServerState
+from exitflow.models.nested import NestedModel
+from exitflow.tensors import copy_into
+from exitflow.topology.settings import with_setting
+
+
+class Run:
+    """A training on disk, finished or not."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.directory = RunDir.open(path)
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.directory.path
+
+    @cached_property
+    def system(self) -> System:
+        """What was trained."""
+        return load_system(self.directory.spec)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended."""
+        return self.directory.finished
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """A record per round."""
+        return self.directory.records()
+
+    def state(self) -> ServerState:
+        """The trained model, or where an unfinished training stands."""
+        if self.finished:
+            return load_state(self.directory.model)
+        if (state := self.directory.load_checkpoint()) is None:
+            raise RunError(f"{self.path}: no round has been finished yet; go on with: exitflow train --resume {self.path}")
+        return state
+
+    def model(self, dataset: Dataset | None = None) -> NestedModel:
+        """The network with its trained weights."""
+        model = Assembly(self.system, dataset or dataset_of(self.system)).model
+        return with_weights(model, self.state(), source=str(self.path))
+
+    def outputs(self, dataset: Dataset | None = None) -> ExitOutputs:
+        """The logits of all exits on the test set: one pass, from which any serving setting can be evaluated."""
+        dataset = dataset or dataset_of(self.system)
+        return exit_outputs(self.model(dataset), dataset.test, dataset.preparation)
+
+
+@torch.no_grad()
+def with_weights(model: NestedModel, state: ServerState, *, source: str) -> NestedModel:
+    """`model` with the tensors of `state`, in the layout in which it computes fastest."""
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = state.tensors
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
+        raise RunError(f"{source}: the weights do not fit the model in spec.toml")
+    copy_into(own, given)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def evaluate(
+    run: Run | str | Path,
+    *,
+    serving: str | None = None,
+    confidence: str = "entropy",
+    dataset: Dataset | None = None,
+    outputs: ExitOutputs | None = None,
+) -> Evaluation:
+    """How accurately the run's system answers on test data, as planned or at another serving setting.
+
+    `outputs`, from `run.outputs()`, saves the pass over the test set when one run is evaluated often.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    topology = run.system.topology
+    if serving is not None:
+        topology = with_setting(topology, serving)
+    return evaluate_plan(outputs or run.outputs(dataset), topology, confidence_kind=confidence)

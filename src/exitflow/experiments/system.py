@@ -1,0 +1,83 @@
+"""A system: the hierarchy, the model, the data and the training, from one TOML file or a preset.
+
+    load_system("campus.toml")                     a file
+    load_system("paper-7:80-15-5")                 the paper's tree of 7 nodes at a serving setting, on digits
+    load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from exitflow.config import assign, check_keys, decode, decode_list, encode, located, parse_assignment, read_toml
+from exitflow.data.partition import node_samples
+from exitflow.data.spec import DataSpec
+from exitflow.errors import ConfigError
+from exitflow.experiments.presets import preset
+from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
+from exitflow.federated.spec import TrainingSpec
+from exitflow.models.specs import EarlyExitResNet, ModelSpec, decode_model
+from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
+
+_KEYS = ("name", "tiers", "nodes", "model", "data", "training")
+
+
+@dataclass(frozen=True)
+class System:
+    """Everything that decides a training, valid as a whole and with nothing left open."""
+
+    name: str
+    topology: Topology
+    model: ModelSpec = field(default_factory=EarlyExitResNet)
+    data: DataSpec = field(default_factory=DataSpec)
+    training: TrainingSpec = field(default_factory=TrainingSpec)
+
+    def __post_init__(self) -> None:
+        num_exits = self.topology.num_exits
+        object.__setattr__(self, "model", located("model", self.model.resolve, num_exits))
+        shares = located("data", self.data.shares, num_exits)
+        by_layer = {node.name: shares[node.exit - 1] for node in self.topology.nodes}
+        check_every_exit_is_trained(located("training", probability_matrix, self.topology, by_layer, self.training))
+
+    def to_toml(self) -> str:
+        """A file that gives the same system; tiers are written node by node."""
+        nodes = [encode(node) for node in self.topology.nodes]
+        tables = {"model": encode(self.model), "data": encode(self.data), "training": encode(self.training)}
+        return tomli_w.dumps({"name": self.name, **tables, "nodes": nodes})
+
+
+def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:
+    """From a TOML file or the name of a preset; `overrides` such as "training.rounds=5" go before what it says."""
+    name = str(source)
+    is_file = name.endswith(".toml") or Path(name).exists()
+    table = read_toml(Path(name)) if is_file else preset(name)
+    try:
+        return decode_system(table, overrides, default_name=Path(name).stem if is_file else name)
+    except ConfigError as error:
+        raise error.within(source=name) from None
+
+
+def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, default_name: str = "system") -> System:
+    """From parsed TOML."""
+    table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    for text in overrides:
+        path, value = parse_assignment(text)
+        assign(table, path, value)
+    check_keys(table, _KEYS)
+    name = table.get("name", default_name)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"expected a name, got {name!r}", key="name")
+    tiers = decode_list(Tier, table.get("tiers", []), "tiers")
+    nodes = decode_list(Node, table.get("nodes", []), "nodes")
+    return System(
+        name,
+        Topology((*expand_tiers(tiers), *nodes)),
+        located("model", decode_model, table.get("model", {})),
+        located("data", decode, DataSpec, table.get("data", {})),
+        located("training", decode, TrainingSpec, table.get("training", {})),
+    )

@@ -1,0 +1,1 @@
+"""Algorithm 1: sample, train locally, aggregate; over and over."""

@@ -1,0 +1,93 @@
+"""The server's step: line 12 of Algorithm 1, folded over the updates as they arrive.
+
+    w <- Proj( w + eta_s * sum over (i,e) of  Lambda-tilde_e |S_i| / (|S_{e,p}| p_{i,e}) * g_{i,e} )
+
+Only the running sum is held, so memory does not grow with the number of nodes. The `coverage` step divides the sum,
+element by element, by the total weight of the exits that cover the element: with one local step its stationary
+points are those of the paper's step, and deep layers and rare heads learn at full speed. Buffers are no gradients:
+they become the weighted mean over the nodes that trained them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from exitflow.federated.types import ServerState, Update
+from exitflow.models.nested import Coverage
+from exitflow.tensors import Slices, Tensors, take
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """What the server's step needs to know in a round."""
+
+    exit_weights: npt.NDArray[np.float64]  # (E,) Lambda-tilde
+    exit_samples: npt.NDArray[np.float64]  # (E,) |S_{e,p}|
+    coverage: Mapping[int, Coverage]  # exit -> what it covers
+    step: Literal["paper", "coverage"] = "paper"
+    server_learning_rate: float = 1.0  # eta_s
+    projection_radius: float | None = None
+
+    def weight(self, update: Update) -> float:
+        """Lambda-tilde_e |S_i| / (|S_{e,p}| p_{i,e})."""
+        exit = update.task.exit - 1
+        share = update.num_samples / self.exit_samples[exit]
+        return float(self.exit_weights[exit] * share / update.task.probability)
+
+
+def aggregate(state: ServerState, updates: Iterable[Update], rule: Aggregation) -> ServerState:
+    """The global model after one more round."""
+    steps = _zeros(state.params)
+    statistics, statistics_weight = _zeros(state.buffers), _zeros(state.buffers)
+    for update in updates:
+        weight, covered = rule.weight(update), rule.coverage[update.task.exit]
+        _add(steps, covered, update.delta, weight)
+        _add(statistics, covered, update.buffers, weight)
+        _add_number(statistics_weight, covered, weight)
+    if rule.step == "coverage":
+        _divide_by_covering_weight(steps, rule)
+    params = {name: value + rule.server_learning_rate * steps[name] for name, value in state.params.items()}
+    buffers = {
+        name: torch.where(statistics_weight[name] > 0, statistics[name] / statistics_weight[name], value)
+        for name, value in state.buffers.items()
+    }
+    return ServerState(state.round + 1, _project(params, rule.projection_radius), buffers)
+
+
+def _zeros(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def _add(sums: Tensors, covered: Slices, values: Tensors, weight: float) -> None:
+    targets = take(sums, covered)
+    if targets:
+        torch._foreach_add_(list(targets.values()), [values[name] for name in targets], alpha=weight)
+
+
+def _add_number(sums: Tensors, covered: Slices, number: float) -> None:
+    targets = list(take(sums, covered).values())
+    if targets:
+        torch._foreach_add_(targets, number)
+
+
+def _divide_by_covering_weight(steps: dict[str, Tensor], rule: Aggregation) -> None:
+    covering = _zeros(steps)
+    for exit, covered in rule.coverage.items():
+        _add_number(covering, covered, float(rule.exit_weights[exit - 1]))
+    for name, weight in covering.items():
+        steps[name] = torch.where(weight > 0, steps[name] / weight, 0.0)
+
+
+def _project(params: dict[str, Tensor], radius: float | None) -> dict[str, Tensor]:
+    """Onto the ball of `radius` around 0."""
+    if radius is None:
+        return params
+    norm = float(torch.stack([value.double().norm() for value in params.values()]).norm())
+    return params if norm <= radius else {name: value * (radius / norm) for name, value in params.items()}

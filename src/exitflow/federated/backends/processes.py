@@ -1,0 +1,186 @@
+"""A pool of forked processes, one thread each; tensors pass through shared memory.
+
+The parent writes the global model into one shared buffer a round. A worker is told a task as a line of JSON, reads
+the model from the buffer, trains, and writes its update into the slot that it was given. Updates are handed on in
+the order of the tasks, however the workers finish, so the sums come out the same to the bit as in the serial
+backend. Memory is anonymous and pipes close with their owner: whoever is killed, nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import multiprocessing as mp
+import os
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from exitflow.errors import TrainingError
+from exitflow.federated.local import LocalTrainer
+from exitflow.federated.types import ServerState, Task, Update
+from exitflow.tensors import Layout, copy_into, take
+
+SPARE_SLOTS = 14  # updates that may wait for their turn while the workers go on; pages that nothing touches cost nothing
+
+
+class ProcessesBackend:
+    """Runs tasks in `num_workers` processes that live as long as the backend."""
+
+    def __init__(self, trainer: LocalTrainer, state: ServerState, num_workers: int) -> None:
+        self._shared = _SharedTensors(trainer, state, num_slots=num_workers + SPARE_SLOTS)
+        self._workers: list[_Worker] = []
+        context = mp.get_context("fork")
+        for _ in range(num_workers):
+            ours, theirs = context.Pipe()
+            inherited = [worker.connection for worker in self._workers] + [ours]
+            process = context.Process(target=_work, args=(trainer, self._shared, theirs, inherited), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours))
+
+    def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
+        """Updates are views into shared memory, valid until the next one is asked for."""
+        self._shared.broadcast(state)
+        jobs = [{"kind": "train", "task": dataclasses.asdict(task)} for task in tasks]
+        for task, (slot, reply) in zip(tasks, self._in_order(jobs), strict=True):
+            delta, buffers = self._shared.update(task.exit, slot)
+            yield Update(task, delta, buffers, reply["num_samples"], reply["num_steps"], reply["loss"])
+
+    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
+        """Of each (node, exit)."""
+        self._shared.broadcast(state)
+        jobs = [{"kind": "variance", "node": node, "exit": exit} for node, exit in pairs]
+        return [reply["variance"] for _, reply in self._in_order(jobs)]
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.terminate()
+            worker.process.join()
+
+    def _in_order(self, jobs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(slot, reply) of each job, in order; a slot is used again once the next one is asked for."""
+        waiting = deque(enumerate(jobs))
+        idle = deque(self._workers)
+        slots = deque(range(self._shared.num_slots))
+        busy: dict[Connection, tuple[_Worker, int, int]] = {}
+        done: dict[int, tuple[int, dict[str, Any]]] = {}
+        for turn in range(len(jobs)):
+            while True:
+                while waiting and idle and slots:
+                    (index, job), worker, slot = waiting.popleft(), idle.popleft(), slots.popleft()
+                    worker.send({**job, "slot": slot})
+                    busy[worker.connection] = (worker, index, slot)
+                if turn in done:
+                    break
+                for connection in cast("list[Connection]", wait(list(busy))):
+                    worker, index, slot = busy.pop(connection)
+                    done[index] = (slot, worker.receive(jobs[index]))
+                    idle.append(worker)
+            slot, reply = done.pop(turn)
+            yield slot, reply
+            slots.append(slot)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Worker:
+    """The parent's side of one process."""
+
+    process: mp.process.BaseProcess
+    connection: Connection
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        try:
+            self.connection.send_bytes(json.dumps(message).encode())
+        except OSError:
+            raise self._death() from None
+
+    def receive(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._death(job) from None
+        if "error" in reply:
+            raise TrainingError(f"a worker failed at {_describe(job)}: {reply['error']}")
+        return reply
+
+    def _death(self, job: Mapping[str, Any] | None = None) -> TrainingError:
+        self.process.join(timeout=5)
+        doing = f" at {_describe(job)}" if job else ""
+        return TrainingError(f"a worker process died{doing} (exit code {self.process.exitcode})")
+
+
+def _describe(job: Mapping[str, Any]) -> str:
+    if job["kind"] == "variance":
+        return f"the gradients of node {job['node']!r}, exit {job['exit']}"
+    task = job["task"]
+    return f"round {task['round']}, node {task['node']!r}, exit {task['exit']}"
+
+
+class _SharedTensors:
+    """The global model, and slots for updates, in anonymous memory that forked processes share."""
+
+    def __init__(self, trainer: LocalTrainer, state: ServerState, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._model = Layout.of(state.tensors)
+        self._coverage = {exit: trainer.model.coverage(exit) for exit in range(1, trainer.model.num_exits + 1)}
+        self._updates = {exit: Layout.of(take(state.tensors, covered)) for exit, covered in self._coverage.items()}
+        slot_bytes = max(layout.num_bytes for layout in self._updates.values())
+        memory = mmap.mmap(-1, self._model.num_bytes + num_slots * slot_bytes)
+        everything = torch.frombuffer(memory, dtype=torch.uint8)
+        views = self._model.views(everything)
+        self.state = ServerState(
+            0, {name: views[name] for name in state.params}, {name: views[name] for name in state.buffers}
+        )
+        self._slots = everything[self._model.num_bytes :].view(num_slots, slot_bytes)
+
+    def broadcast(self, state: ServerState) -> None:
+        """Show the workers a new global model."""
+        copy_into(self.state.tensors, state.tensors)
+
+    def update(self, exit: int, slot: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(delta, buffers) of an update of that exit in that slot."""
+        views = self._updates[exit].views(self._slots[slot])
+        delta = {name: view for name, view in views.items() if name in self.state.params}
+        return delta, {name: view for name, view in views.items() if name in self.state.buffers}
+
+
+def _work(trainer: LocalTrainer, shared: _SharedTensors, connection: Connection, inherited: list[Connection]) -> None:
+    """The life of a worker: do what comes through the pipe until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:  # or the pipes of a killed parent would stay open here
+        other.close()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            reply = _do(trainer, shared, job)
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        try:
+            connection.send_bytes(json.dumps(reply).encode())
+        except OSError:
+            os._exit(0)
+
+
+def _do(trainer: LocalTrainer, shared: _SharedTensors, job: Mapping[str, Any]) -> dict[str, Any]:
+    if job["kind"] == "variance":
+        return {"variance": trainer.gradient_variance(shared.state, job["node"], job["exit"])}
+    update = trainer.train(shared.state, Task(**job["task"]))
+    delta, buffers = shared.update(update.task.exit, job["slot"])
+    copy_into(delta, update.delta)
+    copy_into(buffers, update.buffers)
+    return {"num_samples": update.num_samples, "num_steps": update.num_steps, "loss": update.loss}

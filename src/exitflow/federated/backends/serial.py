@@ -1,0 +1,26 @@
+"""One task after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from exitflow.federated.local import LocalTrainer
+from exitflow.federated.types import ServerState, Task, Update
+
+
+class SerialBackend:
+    """The plainest backend."""
+
+    def __init__(self, trainer: LocalTrainer) -> None:
+        self._trainer = trainer
+
+    def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
+        """Train each task when its update is asked for."""
+        return (self._trainer.train(state, task) for task in tasks)
+
+    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
+        """Of each (node, exit)."""
+        return [self._trainer.gradient_variance(state, node, exit) for node, exit in pairs]
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,124 @@
+"""The directory of a run, in which nothing that was finished is ever lost.
+
+    spec.toml              the system, resolved
+    rounds.jsonl           a record per round
+    checkpoint.safetensors the global model after the last round that counts
+    nodes/                 momentum of each node, where it is kept between rounds
+    model.safetensors      the trained model, once training has ended
+
+A round first gets its record, then its checkpoint. A run that is killed in between repeats the round: records that
+are newer than the checkpoint do not count and are removed when it is resumed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from exitflow.errors import RunError
+from exitflow.federated.types import ServerState
+from exitflow.files import write_atomically
+from exitflow.tensors import load_tensors, save_tensors
+
+
+class RunDir:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.spec = self.path / "spec.toml"
+        self.records_file = self.path / "rounds.jsonl"
+        self.checkpoint = self.path / "checkpoint.safetensors"
+        self.model = self.path / "model.safetensors"
+        self.node_states = self.path / "nodes"
+
+    @staticmethod
+    def open(path: str | Path) -> RunDir:
+        """An existing run."""
+        run = RunDir(path)
+        if not run.spec.is_file():
+            raise RunError(f"{run.path}: is not a run directory (it has no spec.toml)")
+        return run
+
+    @staticmethod
+    def create(path: str | Path, spec: str) -> RunDir:
+        """A new run; refuses a directory that holds anything."""
+        run = RunDir(path)
+        if run.spec.is_file():
+            raise RunError(f"{run.path}: holds a run already; resume it with --resume, or choose another directory")
+        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+            raise RunError(f"{run.path}: is not an empty directory; choose another one for the run")
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(run.spec, spec.encode())
+        except OSError as error:
+            raise RunError(f"{run.path}: cannot be written: {error.strerror}") from None
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended."""
+        return self.model.is_file()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one process trains a run at a time; the lock ends with the process, however that ends."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path}: another process is training this run") from None
+            yield
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add the record of a round."""
+        line = json.dumps(record, allow_nan=False) + "\n"
+        with self.records_file.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def records(self) -> list[dict[str, Any]]:
+        """All whole records; a line that was cut off by a kill does not count."""
+        try:
+            lines = self.records_file.read_text(encoding="utf-8").splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def forget_records_after(self, round: int) -> None:
+        """Remove records of rounds that will be repeated, and what a kill has left half written."""
+        kept = [json.dumps(record) + "\n" for record in self.records() if record["round"] <= round]
+        write_atomically(self.records_file, "".join(kept).encode())
+        for leftover in self.path.glob("**/.*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+    def save_checkpoint(self, state: ServerState) -> None:
+        """Make `state` the point from which a resumed run goes on."""
+        save_state(self.checkpoint, state)
+
+    def load_checkpoint(self) -> ServerState | None:
+        """The last state that counts; None before the first round has ended."""
+        return load_state(self.checkpoint) if self.checkpoint.is_file() else None
+
+
+def save_state(path: Path, state: ServerState) -> None:
+    """A state as a safetensors file that says which of its tensors are buffers."""
+    description = {"round": state.round, "buffers": sorted(state.buffers)}
+    save_tensors(path, state.tensors, {"exitflow": json.dumps(description)})
+
+
+def load_state(path: Path) -> ServerState:
+    """What `save_state` wrote."""
+    tensors, metadata = load_tensors(path)
+    try:
+        description = json.loads(metadata["exitflow"])
+        buffers = {name: tensors.pop(name) for name in description["buffers"]}
+        return ServerState(description["round"], tensors, buffers)
+    except (KeyError, ValueError, TypeError):
+        raise RunError(f"{path}: was not written by exitflow") from None

@@ -1,0 +1,67 @@
+"""Who trains what in a round: the matrix p, and draws from it (lines 2 and 3 of Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from exitflow.config import require
+from exitflow.errors import suggestion
+from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.types import Task
+from exitflow.seeds import derive
+from exitflow.topology.graph import Node, Topology
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def probability_matrix(topology: Topology, samples: Mapping[str, float], spec: TrainingSpec) -> FloatArray:
+    """(N, E) p_{i,e}, in the order of the nodes. A node without samples trains nothing."""
+    if spec.sampling:
+        problem = "needs a row for every node"
+        for name in spec.sampling:
+            require(name in topology.by_name, f"sampling.{name}", f"no such node{suggestion(name, topology.by_name)}")
+    matrix = np.zeros((len(topology.nodes), topology.num_exits))
+    for row, node in zip(matrix, topology.nodes, strict=True):
+        if samples[node.name] > 0:
+            if spec.sampling:
+                require(node.name in spec.sampling, f"sampling.{node.name}", problem)
+            row[: node.exit] = _given_row(node, spec) if spec.sampling else _helping_row(node, spec)
+    return matrix
+
+
+def _helping_row(node: Node, spec: TrainingSpec) -> FloatArray:
+    """p_{i,e} = p for e < E_i and 1 - (E_i - 1) p for e = E_i, all times the probability to take part."""
+    help_probability = spec.help_probability
+    own = 1 - (node.exit - 1) * help_probability
+    problem = f"{help_probability} for each of {node.exit - 1} lower exits of node {node.name!r} is more than 1 in all"
+    require(own >= 0, "help_probability", problem)
+    return spec.participation * np.array([help_probability] * (node.exit - 1) + [own])
+
+
+def _given_row(node: Node, spec: TrainingSpec) -> FloatArray:
+    row = np.array(spec.sampling[node.name])
+    valid = len(row) == node.exit and bool((row >= 0).all()) and row.sum() <= 1 + 1e-12
+    problem = f"needs {node.exit} probabilities, for exits 1 to {node.exit}, that sum to 1 at most; got {row.tolist()}"
+    require(valid, f"sampling.{node.name}", problem)
+    return row * spec.participation
+
+
+def check_every_exit_is_trained(probabilities: FloatArray) -> None:
+    """Refuse an exit without any data to train on."""
+    for exit, trained in enumerate((probabilities > 0).any(axis=0), start=1):
+        problem = f"exit {exit} has no data to train on: no node with data trains it"
+        require(bool(trained), "", f"{problem}; put a node there, give its layer data, or set help_probability")
+
+
+def sample_tasks(nodes: Sequence[str], probabilities: FloatArray, *, round: int, seed: int) -> list[Task]:
+    """At most one exit for each node. The deepest, which take longest, come first."""
+    tasks = []
+    for node, row in zip(nodes, probabilities, strict=True):
+        uniform = derive(seed, "sample", round, node) / 2**63
+        exit = int(np.searchsorted(np.cumsum(row), uniform, side="right")) + 1
+        if exit <= len(row):
+            tasks.append(Task(round, node, exit, float(row[exit - 1]), derive(seed, "local", round, node)))
+    return sorted(tasks, key=lambda task: -task.exit)

@@ -1,0 +1,32 @@
+"""Local learning rates eta^(t,j): functions of the round t and the local step j."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from exitflow.federated.spec import TrainingSpec
+
+Schedule = Callable[[int, int], float]  # round from 1, step from 0 -> learning rate
+
+
+def make_schedule(spec: TrainingSpec, num_steps: int) -> Schedule:
+    """The schedule that `spec` names, for rounds of `num_steps` local steps."""
+    if spec.schedule == "cosine":
+        return cosine(spec.learning_rate, spec.final_learning_rate, spec.rounds)
+    if spec.schedule == "constant":
+        return lambda round, step: spec.learning_rate
+    assert spec.strong_convexity is not None
+    assert spec.smoothness is not None
+    return theorem(spec.strong_convexity, spec.smoothness, num_steps)
+
+
+def cosine(start: float, end: float, num_rounds: int) -> Schedule:
+    """Half a cosine from `start`, once a round, as in the paper's experiments."""
+    return lambda round, step: end + (start - end) * (1 + math.cos(math.pi * (round - 1) / num_rounds)) / 2
+
+
+def theorem(strong_convexity: float, smoothness: float, num_steps: int) -> Schedule:
+    """2 / (mu (gamma + (t - 1) J + j + 1)) with gamma = max(8 kappa, J) - 1, kappa = L / mu (Theorem 1)."""
+    gamma = max(8 * smoothness / strong_convexity, num_steps) - 1
+    return lambda round, step: 2 / (strong_convexity * (gamma + (round - 1) * num_steps + step + 1))

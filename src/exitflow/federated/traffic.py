@@ -1,0 +1,26 @@
+"""Bytes that a round would send over each link of the hierarchy.
+
+The server stands at the top. What a node receives and returns travels link by link along its first parent, its
+parent's first parent, and so on; a node without parents is where the server is, and sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from exitflow.federated.types import Task
+from exitflow.topology.graph import Topology
+
+
+def link_bytes(topology: Topology, tasks: Sequence[Task], exit_bytes: Mapping[int, int]) -> dict[str, int]:
+    """`child->parent`: bytes in each direction; what goes down, the covered slices, also comes back up."""
+    carried = {node.name: 0 for node in topology.nodes}
+    for task in tasks:
+        carried[task.node] += exit_bytes[task.exit]
+    links: dict[str, int] = {}
+    for node in topology.children_first:
+        if node.parents and carried[node.name]:
+            parent = node.parents[0].name
+            links[f"{node.name}->{parent}"] = carried[node.name]
+            carried[parent] += carried[node.name]
+    return links

@@ -1,0 +1,76 @@
+"""Lambda-tilde: how much the loss of each exit counts in training.
+
+A weighting is a plain function of what is known of the exits and of the round. All return (E,), summing to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ExitProfile:
+    """What a weighting may know. E exits, N nodes."""
+
+    serve_share: FloatArray  # (E,) Lambda, sums to 1
+    multiply_adds: FloatArray  # (E,) for one input, up to each exit
+    samples: FloatArray  # (N,) |S_i|
+    probabilities: FloatArray  # (N, E) p_{i,e}
+    num_rounds: int  # T
+    gradient_variance: FloatArray | None = None  # (E,) v_e, measured; only where the weighting needs it
+
+    @property
+    def exit_samples(self) -> FloatArray:
+        """(E,) |S_{e,p}|: samples of all nodes that may train each exit."""
+        return self.samples @ (self.probabilities > 0)
+
+
+ExitWeighting = Callable[[ExitProfile, int], FloatArray]  # profile, round (from 1) -> (E,), sums to 1
+
+
+def equal_weight(profile: ExitProfile, round: int) -> FloatArray:
+    """1/E each, as BranchyNet and most of its successors have it."""
+    return _normalised(np.ones_like(profile.serve_share))
+
+
+def flops_prop(profile: ExitProfile, round: int) -> FloatArray:
+    """In proportion to min(t/T, relative cost of the exit): the ramp of Shallow-Deep Networks (Kaya et al., 2019)."""
+    relative_cost = profile.multiply_adds / profile.multiply_adds.max()
+    return _normalised(np.minimum(round / profile.num_rounds, relative_cost))
+
+
+def serving_rate(profile: ExitProfile, round: int) -> FloatArray:
+    """Lambda: no bias error (Sec. 3.4)."""
+    return _normalised(profile.serve_share)
+
+
+def balanced_adj(profile: ExitProfile, round: int) -> FloatArray:
+    """Halfway between Lambda, which has no bias error, and the weights with the least gradient noise (Sec. 3.4)."""
+    return (_normalised(profile.serve_share) + least_noise(profile)) / 2
+
+
+def least_noise(profile: ExitProfile) -> FloatArray:
+    """The minimiser of B's first term, the sum over (i, e) of (Lambda-tilde_e |S_i| / |S_{e,p}|)^2 v_e^2."""
+    assert profile.gradient_variance is not None
+    trained_by = profile.probabilities > 0  # (N, E)
+    concentration = (profile.samples**2) @ trained_by / profile.exit_samples**2  # (E,) sum_i (|S_i| / |S_{e,p}|)^2
+    return _normalised(1 / (profile.gradient_variance**2 * concentration))
+
+
+def _normalised(weights: FloatArray) -> FloatArray:
+    return weights / weights.sum()
+
+
+WEIGHTINGS: dict[str, ExitWeighting] = {
+    "equal-weight": equal_weight,
+    "flops-prop": flops_prop,
+    "serving-rate": serving_rate,
+    "balanced-adj": balanced_adj,
+}
+NEEDS_GRADIENT_VARIANCE = frozenset({"balanced-adj"})

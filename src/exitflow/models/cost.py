@@ -1,0 +1,34 @@
+"""What each exit costs, counted on the network itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from exitflow.models.nested import NestedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCost:
+    """Of one exit: what a node that holds it computes for one input, and holds."""
+
+    multiply_adds: int  # of convolutions and matrix products, for one input
+    num_parameters: int
+    num_bytes: int  # of everything covered, buffers too: what one transfer of it takes
+
+
+def exit_costs(model: NestedModel, input_shape: tuple[int, ...]) -> tuple[ExitCost, ...]:
+    """The cost of each exit, the shallowest first, counted while it answers one input."""
+    return tuple(_exit_cost(model, exit, input_shape) for exit in range(1, model.num_exits + 1))
+
+
+def _exit_cost(model: NestedModel, exit: int, input_shape: tuple[int, ...]) -> ExitCost:
+    submodel = model.submodel(exit).eval()
+    dtype = next(submodel.parameters()).dtype
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        submodel(torch.zeros(1, *input_shape, dtype=dtype))
+    num_parameters = sum(parameter.numel() for parameter in submodel.parameters())
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in submodel.state_dict().values())
+    return ExitCost(counter.get_total_flops() // 2, num_parameters, num_bytes)

@@ -1,0 +1,87 @@
+"""The paper's family: a residual network with classifiers behind some of its blocks (BranchyNet on He et al., 2016).
+
+A 3x3 stem, then stages of basic blocks, each stage twice as wide as the one before. ResNet-18 has blocks
+(2, 2, 2, 2). The strides of the stages are (1, 2, 2, 2) in the usual network for small images and (1, 1, 2, 2) in
+the paper's. Exits stand behind residual blocks, counted from 1 over all stages; the last is behind the last block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from exitflow.models.nested import EarlyExitNetwork
+from exitflow.models.specs import EarlyExitResNet
+
+GRID = 4  # the `grid` head pools to GRID x GRID
+
+
+def build(spec: EarlyExitResNet, input_shape: tuple[int, ...], num_classes: int) -> EarlyExitNetwork:
+    """The network, from PyTorch's current random state, for inputs of (C, H, W)."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
+        raise ValueError(f"early-exit-resnet takes (C, H, W) images from 8x8 up, got {input_shape}")
+    stages: list[nn.Module] = []
+    heads: list[nn.Module] = []
+    pending: list[nn.Module] = [_stem(input_shape[0], spec.width)]
+    size = min(input_shape[1:])
+    for number, (block, channels, stride) in enumerate(_blocks(spec), start=1):
+        pending.append(block)
+        size = -(-size // stride)
+        if number in spec.exit_blocks:
+            stages.append(nn.Sequential(*pending))
+            heads.append(_head(spec.heads[len(heads)], channels, size, num_classes))
+            pending = []
+    network = EarlyExitNetwork(stages, heads)
+    _initialise(network)
+    return network
+
+
+def _blocks(spec: EarlyExitResNet) -> Iterator[tuple[nn.Module, int, int]]:
+    """Each block with its output channels and its stride."""
+    channels = spec.width
+    for stage, (count, stage_stride) in enumerate(zip(spec.blocks, spec.strides, strict=True)):
+        for index in range(count):
+            stride = stage_stride if index == 0 else 1
+            out_channels = spec.width * 2**stage
+            yield BasicBlock(channels, out_channels, stride), out_channels, stride
+            channels = out_channels
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm around a shortcut."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            projection = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(out_channels))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, in, H, W) -> (B, out, H / stride, W / stride)."""
+        out = F.relu(self.norm1(self.conv1(features)), inplace=True)
+        out = self.norm2(self.conv2(out)) + self.shortcut(features)
+        return F.relu(out, inplace=True)
+
+
+def _stem(in_channels: int, width: int) -> nn.Module:
+    convolution = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+
+
+def _head(kind: str, channels: int, size: int, num_classes: int) -> nn.Module:
+    """`gap`: global average pooling, linear. `grid`: pool to 4x4 (less where the features are smaller), linear."""
+    cells = 1 if kind == "gap" else min(GRID, size)
+    return nn.Sequential(nn.AdaptiveAvgPool2d(cells), nn.Flatten(), nn.Linear(channels * cells**2, num_classes))
+
+
+def _initialise(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

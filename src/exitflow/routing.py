@@ -1,0 +1,71 @@
+"""Serve or forward: how sure an exit is of an answer, and who answers what.
+
+Shared by the evaluation and by the serving nodes, so that what is predicted is what is done. Needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+ConfidenceKind = Literal["entropy", "max-softmax", "margin"]
+
+
+def confidence(logits: npt.ArrayLike, kind: str = "entropy") -> FloatArray:
+    """(N,) from (N, C) logits; higher is surer."""
+    return CONFIDENCES[kind](np.asarray(logits, dtype=np.float64))
+
+
+def _negative_entropy(logits: FloatArray) -> FloatArray:
+    """1 - H(softmax) / log C: 1 for a certain answer, 0 for a uniform one."""
+    log_probabilities = logits - _log_sum_exp(logits)
+    entropy = -(np.exp(log_probabilities) * log_probabilities).sum(axis=1)
+    result: FloatArray = 1 - entropy / np.log(logits.shape[1])
+    return result
+
+
+def _max_softmax(logits: FloatArray) -> FloatArray:
+    """The probability of the answer."""
+    result: FloatArray = np.exp(logits.max(axis=1) - _log_sum_exp(logits)[:, 0])
+    return result
+
+
+def _margin(logits: FloatArray) -> FloatArray:
+    """The best logit over the second; never saturates, so there are no ties among the very sure."""
+    top = np.partition(logits, -2, axis=1)
+    result: FloatArray = top[:, -1] - top[:, -2]
+    return result
+
+
+def _log_sum_exp(logits: FloatArray) -> FloatArray:
+    highest = logits.max(axis=1, keepdims=True)
+    result: FloatArray = highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
+    return result
+
+
+CONFIDENCES: dict[str, Callable[[FloatArray], FloatArray]] = {
+    "entropy": _negative_entropy,
+    "max-softmax": _max_softmax,
+    "margin": _margin,
+}
+
+
+def surest_first(values: FloatArray) -> npt.NDArray[np.intp]:
+    """The order in which a node serves; among equals, the sample that stands first."""
+    return np.argsort(-values, kind="stable")
+
+
+def served_rates(received: FloatArray, order: npt.NDArray[np.intp], serve_rate: float) -> FloatArray:
+    """(N,) requests/s of each sample that a node serves: the surest, until `serve_rate` is filled.
+
+    `received` (N,) is the rate at which each sample reaches the node. The last one to fit may be served in part.
+    """
+    ranked = received[order]
+    before = np.cumsum(ranked) - ranked
+    served = np.empty_like(received)
+    served[order] = np.clip(serve_rate - before, 0.0, ranked)
+    return served

@@ -1,0 +1,79 @@
+"""Tensors by name: slices of them, one flat buffer for all of them, and safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from exitflow.errors import RunError
+from exitflow.files import write_atomically
+
+Tensors = Mapping[str, Tensor]
+Slices = Mapping[str, tuple[slice, ...]]  # tensor name -> the part of it; (): all
+
+ALIGNMENT = 64  # bytes
+
+
+def take(tensors: Tensors, slices: Slices) -> dict[str, Tensor]:
+    """Views of the named parts; names that `tensors` does not have are passed over."""
+    return {name: tensors[name][part] for name, part in slices.items() if name in tensors}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each of some tensors lies in one flat buffer of bytes."""
+
+    places: Mapping[str, tuple[int, torch.Size, torch.dtype]]  # name -> offset, shape, type
+    num_bytes: int
+
+    @staticmethod
+    def of(tensors: Tensors) -> Layout:
+        """Room for `tensors`, each aligned."""
+        places, offset = {}, 0
+        for name, tensor in tensors.items():
+            places[name] = (offset, tensor.shape, tensor.dtype)
+            offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+        return Layout(places, offset)
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The tensors inside `buffer`, (num_bytes or more,) uint8, without copying."""
+        views = {}
+        for name, (offset, shape, dtype) in self.places.items():
+            stop = offset + shape.numel() * dtype.itemsize
+            views[name] = buffer[offset:stop].view(dtype).view(shape)
+        return views
+
+
+def copy_into(targets: Tensors, sources: Tensors) -> None:
+    """Overwrite each of `targets` by the source of its name."""
+    if targets:
+        torch._foreach_copy_(list(targets.values()), [sources[name] for name in targets])
+
+
+def all_finite(tensors: Tensors) -> bool:
+    """Whether there is no NaN and no infinity in any of them."""
+    if not tensors:
+        return True
+    largest = torch._foreach_norm(list(tensors.values()), float("inf"))
+    return bool(torch.stack([value.double() for value in largest]).isfinite().all())
+
+
+def save_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> None:
+    """A safetensors file, written atomically."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(contiguous, dict(metadata or {})))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata) of a safetensors file; nothing is unpickled."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None

@@ -1,0 +1,1 @@
+"""The hierarchy and the rates that flow through it. Needs no PyTorch."""
