@@ -42,10 +42,9 @@ def node_samples(topology: Topology, shares: Sequence[float], total: int) -> dic
     counts: dict[str, int] = {}
     for exit, nodes in layers.items():
         counts |= {node.name: int(exact[exit] / whole * total / len(nodes)) for node in nodes}
-    deepest = [node for exit, nodes in layers.items() if exact[exit] for node in nodes]
-    left = total - sum(counts.values())
-    for index in range(left):
-        counts[deepest[-1 - index % len(deepest)].name] += 1
+    deepest = layers[max(exit for exit in layers if exact[exit])]
+    for index in range(total - sum(counts.values())):
+        counts[deepest[index % len(deepest)].name] += 1
     return {node.name: counts[node.name] for node in topology.nodes}
 
 
@@ -67,15 +66,16 @@ def partition(
 def _dirichlet_partition(
     labels: npt.NDArray[np.int64], counts: Mapping[str, int], rng: np.random.Generator, alpha: float
 ) -> Partition:
-    """Node by node, in random order so that no node is always left with the rest."""
+    """Node by node, the smallest first: their mixes come out as drawn, and the largest takes what is left."""
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     held: dict[str, IntArray] = {}
-    for name in rng.permutation(list(counts)):
+    shuffled = map(str, rng.permutation(list(counts)))
+    for name in sorted(shuffled, key=counts.__getitem__):
         mix = rng.dirichlet(np.full(len(pools), alpha))
         taken = _draw_labels(mix, [len(pool) for pool in pools], counts[name], rng)
         parts = [pool[:count] for pool, count in zip(pools, taken, strict=True)]
         pools = [pool[count:] for pool, count in zip(pools, taken, strict=True)]
-        held[str(name)] = rng.permutation(np.concatenate(parts))
+        held[name] = rng.permutation(np.concatenate(parts))
     return {name: held[name] for name in counts}
 
 

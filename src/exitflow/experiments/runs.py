@@ -16,6 +16,7 @@ from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.system import System, load_system
 from exitflow.federated.run_dir import RunDir, load_state
 from exitflow.federated.types import ServerState
+from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
 from exitflow.tensors import copy_into
 from exitflow.topology.settings import with_setting
@@ -74,7 +75,7 @@ def with_weights(model: NestedModel, state: ServerState, *, source: str) -> Nest
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
         raise RunError(f"{source}: the weights do not fit the model in spec.toml")
     copy_into(own, given)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=best_layout(model))  # type: ignore[call-overload, no-any-return]
 
 
 def evaluate(

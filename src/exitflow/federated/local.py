@@ -1,7 +1,7 @@
 """What a node does: train one exit on its own data (lines 6 to 9 of Algorithm 1), or measure its gradients.
 
 A trainer holds one small network for each exit and loads the covered slices into it, so training exit e computes,
-holds and returns nothing beyond exit e. Convolutions run with channels last, the faster layout on a CPU.
+holds and returns nothing beyond exit e. Convolutions run in the faster memory layout.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from exitflow.federated.node_state import NodeStates
 from exitflow.federated.schedules import Schedule
 from exitflow.federated.spec import TrainingSpec
 from exitflow.federated.types import ServerState, Task, Update
+from exitflow.models.layout import best_layout
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.seeds import derive
-from exitflow.tensors import copy_into, take
+from exitflow.tensors import all_finite, copy_into, take
 
 VARIANCE_BATCHES = 16  # gradients that a node measures at an exit, at most
 
@@ -68,7 +69,7 @@ class LocalTrainer:
 
     def _workplace(self, exit: int) -> _Workplace:
         if exit not in self._workplaces:
-            network = self.model.submodel(exit).to(self.device, memory_format=torch.channels_last).train()
+            network = self.model.submodel(exit).to(self.device).train()
             self._workplaces[exit] = _Workplace(network, self.model.coverage(exit))
         return self._workplaces[exit]
 
@@ -91,8 +92,8 @@ class LocalTrainer:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total_loss += loss.detach()
-        if self.states:
-            self.states.save(task, place.momentum(optimizer))
+        if self.states and all_finite(momentum := place.momentum(optimizer)):
+            self.states.save(task, momentum)
         mean_loss = float(total_loss) / self.num_steps
         return Update(task, place.delta(state), place.buffer_copies(), num_samples, self.num_steps, mean_loss)
 
@@ -116,6 +117,8 @@ class LocalTrainer:
 
     def _loss(self, place: _Workplace, batch: Split) -> Tensor:
         inputs = self.data.preparation(batch.inputs, dtype=place.dtype, device=self.device)
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=place.layout)
         return F.cross_entropy(place.network(inputs), batch.labels.to(self.device))
 
 
@@ -123,7 +126,8 @@ class _Workplace:
     """The network of one exit, into which a task's tensors are loaded."""
 
     def __init__(self, network: nn.Module, coverage: Coverage) -> None:
-        self.network = network
+        self.layout = best_layout(network)
+        self.network = network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.coverage = coverage
         self.params = dict(network.named_parameters())
         self.buffers = dict(network.named_buffers())

@@ -60,14 +60,26 @@ class BasicBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(out_channels)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
-            projection = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(out_channels))
+            projection = nn.Conv2d(in_channels, out_channels, 1, bias=False)
+            self.shortcut = nn.Sequential(Subsample(stride), projection, nn.BatchNorm2d(out_channels))
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, in, H, W) -> (B, out, H / stride, W / stride)."""
         out = F.relu(self.norm1(self.conv1(features)), inplace=True)
         out = self.norm2(self.conv2(out)) + self.shortcut(features)
         return F.relu(out, inplace=True)
+
+
+class Subsample(nn.Module):
+    """Every `stride`-th pixel. Before a 1x1 convolution it is the same as a stride, and safe in every layout."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H / stride, W / stride)."""
+        return features[:, :, :: self.stride, :: self.stride]
 
 
 def _stem(in_channels: int, width: int) -> nn.Module:

@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from exitflow.data.dataset import Preparation
+
+
+def test_preparation_normalises_each_channel():
+    inputs = torch.tensor([[[[10]], [[20]]]], dtype=torch.uint8)
+    prepared = Preparation((10.0, 0.0), (2.0, 10.0))(inputs)
+    assert prepared.flatten().tolist() == [0.0, 2.0]
+    assert prepared.dtype == torch.float32
+
+
+def test_preparation_leaves_its_input_alone():
+    inputs = torch.ones(2, 1, 3, 3)
+    Preparation((1.0,), (2.0,))(inputs)
+    assert torch.equal(inputs, torch.ones(2, 1, 3, 3))
+
+
+def literal_augmentation(image, dy, dx, mirrored, padding):
+    """Mirror or not, pad with black, cut out a window, one pixel after the other."""
+    channels, height, width = image.shape
+    out = torch.zeros_like(image)
+    for c in range(channels):
+        for y in range(height):
+            for x in range(width):
+                source_y, source_x = y + dy - padding, (width - 1 - x if mirrored else x) + dx - padding
+                if 0 <= source_y < height and 0 <= source_x < width:
+                    out[c, y, x] = image[c, source_y, source_x]
+    return out
+
+
+def test_every_augmented_image_is_one_of_the_possible_crops_and_all_of_them_occur():
+    padding, image = 1, torch.arange(1, 13, dtype=torch.uint8).view(1, 3, 4)
+    possible = {
+        (dy, dx, mirrored): literal_augmentation(image, dy, dx, mirrored, padding)
+        for dy in range(3)
+        for dx in range(3)
+        for mirrored in (False, True)
+    }
+    preparation = Preparation((0.0,), (1.0,), crop_padding=padding, flip=True)
+    batch = preparation.augment(image.expand(1000, 1, 3, 4), torch.Generator().manual_seed(0))
+    found = [next((key for key, value in possible.items() if torch.equal(value, out)), None) for out in batch]
+    assert None not in found
+    counts = torch.tensor([found.count(key) for key in possible]) / 1000
+    assert counts.tolist() == pytest.approx([1 / 18] * 18, abs=0.03)
+
+
+def test_each_image_of_a_batch_keeps_its_own_pixels():
+    inputs = torch.arange(8, dtype=torch.uint8).view(8, 1, 1, 1).expand(8, 1, 2, 2).contiguous()
+    out = Preparation((0.0,), (1.0,), flip=True).augment(inputs, torch.Generator().manual_seed(0))
+    assert torch.equal(out, inputs)
+
+
+def test_without_augmentation_nothing_changes():
+    inputs = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    assert Preparation((0.0,) * 3, (1.0,) * 3).augment(inputs, torch.Generator()) is inputs

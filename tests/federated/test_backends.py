@@ -1,0 +1,103 @@
+"""All backends on one fixture: the same bits."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from exitflow.errors import TrainingError
+from exitflow.experiments.assembly import Assembly
+from exitflow.federated.backends import open_backend
+from exitflow.federated.local import LocalTrainer
+from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.sampling import sample_tasks
+from exitflow.federated.weighting import WEIGHTINGS
+from tests.small import image_dataset, tiny_system
+
+VARIANTS = {
+    "p=0": (),
+    "p=0.2": ("training.help_probability=0.2",),
+    "partial": ("training.participation=0.5", "training.help_probability=0.1"),
+    "momentum kept": ("training.momentum_between_rounds=keep",),
+    "coverage": ("training.server_step=coverage", "model.heads=grid"),
+}
+
+
+def final_state(name, workers, overrides, folder):
+    system = tiny_system(*overrides)
+    assembly = Assembly(system, image_dataset(96))
+    state = assembly.initial_state()
+    coverage = {exit: assembly.model.coverage(exit) for exit in (1, 2, 3)}
+    nodes = [node.name for node in system.topology.nodes]
+    plan = TrainingPlan(nodes, assembly.profile, WEIGHTINGS["serving-rate"], coverage, system.training)
+    losses = []
+    with open_backend(name, assembly.trainer(folder), state, workers=workers) as backend:
+        variances = backend.gradient_variances(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])
+        for state, report in run_rounds(plan, state, backend):  # noqa: B007
+            losses.append(report.losses)
+    return state, losses, variances
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_processes_give_the_bits_of_serial(variant, tmp_path):
+    expected, losses, variances = final_state("serial", None, VARIANTS[variant], tmp_path / "serial")
+    for workers in (1, 2, 3):
+        found = final_state("processes", workers, VARIANTS[variant], tmp_path / f"{workers}")
+        assert all(torch.equal(expected.tensors[name], found[0].tensors[name]) for name in expected.tensors)
+        assert found[1] == losses
+        assert found[2] == variances
+
+
+def test_more_updates_than_slots_come_in_order(monkeypatch, tmp_path):
+    monkeypatch.setattr("exitflow.federated.backends.processes.SPARE_SLOTS", 1)
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    state = assembly.initial_state()
+    tasks = [
+        task
+        for round in range(4)
+        for task in sample_tasks(list(assembly.samples), assembly.profile.probabilities, round=round, seed=0)
+    ]
+    with open_backend("processes", assembly.trainer(tmp_path), state, workers=2) as backend:
+        assert [update.task for update in backend.run(state, tasks)] == tasks
+
+
+def test_a_worker_that_dies_is_reported_with_what_it_was_doing(tmp_path):
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    state = assembly.initial_state()
+    tasks = sample_tasks(list(assembly.samples), assembly.profile.probabilities, round=1, seed=0)
+    with open_backend("processes", assembly.trainer(tmp_path), state, workers=1) as backend:
+        updates = backend.run(state, tasks)
+        next(updates)
+        os.kill(backend._workers[0].process.pid, signal.SIGKILL)
+        with pytest.raises(TrainingError, match=r"a worker process died at round 1, node .* \(exit code -9\)"):
+            list(updates)
+
+
+def test_an_error_in_a_worker_is_reported_with_what_it_was_doing(tmp_path, monkeypatch):
+    def fail(self, state, task):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(LocalTrainer, "train", fail)
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    state = assembly.initial_state()
+    tasks = sample_tasks(list(assembly.samples), assembly.profile.probabilities, round=1, seed=0)
+    with (
+        open_backend("processes", assembly.trainer(tmp_path), state, workers=1) as backend,
+        pytest.raises(TrainingError, match="node 'cloud-0', exit 3: RuntimeError: no luck"),
+    ):
+        list(backend.run(state, tasks))
+
+
+def test_closing_a_backend_leaves_no_process_and_the_threads_as_they_were(tmp_path):
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    torch.set_num_threads(2)
+    try:
+        with open_backend("processes", assembly.trainer(tmp_path), assembly.initial_state(), workers=2) as backend:
+            processes = [worker.process for worker in backend._workers]
+            assert torch.get_num_threads() == 1
+            assert all(process.is_alive() for process in processes)
+        assert not any(process.is_alive() for process in processes)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

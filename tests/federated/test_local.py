@@ -1,0 +1,191 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from exitflow.federated.local import NodeData
+from exitflow.federated.node_state import NodeStates
+from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.types import ServerState, Task
+from exitflow.models.build import build_model
+from exitflow.models.specs import EarlyExitResNet
+from tests.small import NestedLinear, gaussian_split, image_dataset, initial_state, linear_trainer
+
+
+def image_trainer(spec, num_steps, *, dtype=torch.float64, rows=16):
+    dataset = image_dataset()
+    model_spec = EarlyExitResNet(width=2, blocks=(1, 1, 1), strides=(1, 2, 2), exit_blocks=(1, 2, 3)).resolve(3)
+    model = build_model(model_spec, (1, 8, 8), 3, seed=0).to(dtype)
+    trainer = linear_trainer(model, dataset.train, {"node": list(range(rows))}, spec, num_steps)
+    return model, trainer
+
+
+@pytest.mark.parametrize("exit", [1, 2, 3])
+def test_the_local_gradient_agrees_with_finite_differences(exit):
+    """One step without momentum is minus the learning rate times the gradient of the exit's loss."""
+    rate, size = 1e-3, 16
+    spec = TrainingSpec(schedule="constant", learning_rate=rate, momentum=0.0, weight_decay=0.0, batch_size=size)
+    model, trainer = image_trainer(spec, 1)
+    state = initial_state(model)
+    update = trainer.train(state, Task(1, "node", exit, 1.0, seed=5))
+    batch = next(trainer.data.batches("node", size, seed=5))
+
+    def loss() -> float:
+        carry = model.train().advance(trainer.data.preparation(batch.inputs, dtype=torch.float64), 0, exit)
+        return float(F.cross_entropy(model.classify(carry, exit), batch.labels).detach())
+
+    rng, step = np.random.default_rng(0), 1e-6
+    for name, param in model.named_parameters():
+        flat = param.data.view(-1)
+        for position in rng.integers(flat.numel(), size=2).tolist():
+            kept = float(flat[position])
+            losses = []
+            for shift in (step, -step):
+                flat[position] = kept + shift
+                losses.append(loss())
+            flat[position] = kept
+            slope = (losses[0] - losses[1]) / (2 * step)
+            if name in update.delta:
+                delta = float(update.delta[name].reshape(-1)[position])
+                assert -delta / rate == pytest.approx(slope, rel=1e-5, abs=1e-7), name
+            else:
+                assert slope == 0.0
+
+
+def literal_sgd(weights, gradient, num_steps, rate, momentum, decay, velocity=None):
+    """v <- m v + (g + d w); w <- w - r v, as PyTorch defines it: the first v is the gradient itself."""
+    for step in range(num_steps):
+        g = gradient(weights, step) + decay * weights
+        velocity = g if velocity is None else momentum * velocity + g
+        weights = weights - rate * velocity
+    return weights, velocity
+
+
+@pytest.mark.parametrize("between_rounds", ["reset", "keep"])
+def test_momentum_is_reset_or_kept_between_rounds(tmp_path, between_rounds):
+    split = gaussian_split(12, 4, 2)
+    model = NestedLinear((2, 4), 2).double()
+    spec = TrainingSpec(schedule="constant", learning_rate=0.1, momentum=0.9, weight_decay=0.01, batch_size=3)
+    trainer = linear_trainer(model, split, {"node": list(range(12))}, spec, 3)
+    if between_rounds == "keep":
+        object.__setattr__(trainer, "states", NodeStates(tmp_path))
+    state, velocity = initial_state(model), None
+    for round in (1, 2):
+        task = Task(round, "node", 1, 1.0, seed=round)
+        update = trainer.train(state, task)
+        batches = list(itertools.islice(trainer.data.batches("node", 3, seed=round), 3))
+
+        def gradient(flat, step, batches=batches):
+            flat = flat.clone().requires_grad_()
+            logits = batches[step].inputs[:, :2] @ flat[:4].view(2, 2).T + flat[4:]
+            return torch.autograd.grad(F.cross_entropy(logits, batches[step].labels), flat)[0]
+
+        before = torch.cat([state.params["weight"][:, :2].flatten(), state.params["bias"]])
+        velocity = velocity if between_rounds == "keep" else None
+        after, velocity = literal_sgd(before, gradient, 3, 0.1, 0.9, 0.01, velocity)
+        found = torch.cat([update.delta["weight"].flatten(), update.delta["bias"]])
+        torch.testing.assert_close(found, after - before, rtol=1e-12, atol=1e-14)
+        params = {"weight": state.params["weight"].clone(), "bias": state.params["bias"] + update.delta["bias"]}
+        params["weight"][:, :2] += update.delta["weight"]
+        state = ServerState(round, params, {})
+
+
+def test_a_repeated_round_begins_with_the_momentum_it_began_with_before(tmp_path):
+    split = gaussian_split(12, 4, 2)
+    model = NestedLinear((2, 4), 2).double()
+    spec = TrainingSpec(schedule="constant", momentum=0.9, batch_size=3)
+    trainer = linear_trainer(model, split, {"node": list(range(12))}, spec, 2)
+    object.__setattr__(trainer, "states", NodeStates(tmp_path))
+    state = initial_state(model)
+    for round in (1, 2, 3):
+        once = trainer.train(state, Task(round, "node", 2, 1.0, seed=round))
+        again = trainer.train(state, Task(round, "node", 2, 1.0, seed=round))
+        assert torch.equal(once.delta["weight"], again.delta["weight"])
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+
+
+def test_momentum_that_is_not_finite_is_not_kept(tmp_path):
+    split = gaussian_split(12, 4, 2)
+    split.inputs[0, 0] = math.nan
+    model = NestedLinear((2, 4), 2).double()
+    trainer = linear_trainer(model, split, {"node": list(range(12))}, TrainingSpec(batch_size=12), 1)
+    object.__setattr__(trainer, "states", NodeStates(tmp_path))
+    trainer.train(initial_state(model), Task(1, "node", 2, 1.0, seed=0))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_an_update_holds_what_the_exit_covers_and_nothing_else():
+    model, trainer = image_trainer(TrainingSpec(batch_size=8), 1)
+    for exit in (1, 2, 3):
+        update = trainer.train(initial_state(model), Task(1, "node", exit, 1.0, seed=0))
+        assert {*update.delta, *update.buffers} == set(model.coverage(exit))
+
+
+def test_training_does_not_depend_on_what_was_trained_before():
+    model, trainer = image_trainer(TrainingSpec(batch_size=8), 2)
+    state, task = initial_state(model), Task(1, "node", 2, 1.0, seed=0)
+    first = trainer.train(state, task)
+    trainer.train(state, Task(1, "node", 3, 1.0, seed=9))
+    again = trainer.train(state, task)
+    assert all(torch.equal(first.delta[name], again.delta[name]) for name in first.delta)
+    assert all(torch.equal(first.buffers[name], again.buffers[name]) for name in first.buffers)
+
+
+def test_batches_pass_over_all_samples_before_one_comes_again():
+    dataset = image_dataset(20)
+    labels = torch.arange(20)
+    data = NodeData(type(dataset.train)(dataset.train.inputs, labels), {"node": labels[:10]}, dataset.preparation)
+    batches = list(itertools.islice(data.batches("node", 3, seed=1), 6))
+    for passing in (batches[:3], batches[3:]):
+        seen = torch.cat([batch.labels for batch in passing]).tolist()
+        assert len(set(seen)) == 9
+        assert set(seen) <= set(range(10))
+
+
+def literal_gradient_variance(model, state, exit, trainer, size, count, seed):
+    """Steps 1 to 4 of the paper's appendix, keeping every gradient."""
+    params = dict(model.named_parameters())
+    covered = [name for name in model.coverage(exit) if name in params]
+    gradients = []
+    for batch in itertools.islice(trainer.data.batches("node", size, seed=seed), count):
+        model.train()
+        inputs = trainer.data.preparation(batch.inputs, dtype=torch.float64)
+        loss = F.cross_entropy(model.classify(model.advance(inputs, 0, exit), exit), batch.labels)
+        grads = torch.autograd.grad(loss, [params[name] for name in covered])
+        gradients.append(torch.cat([grad.flatten() for grad in grads]))
+    return float(torch.stack(gradients).var(dim=0).mean())
+
+
+@pytest.mark.parametrize("exit", [1, 2, 3])
+def test_gradient_variance_is_that_of_the_papers_appendix(exit):
+    from exitflow.seeds import derive
+
+    spec = TrainingSpec(batch_size=8, seed=4)
+    model, trainer = image_trainer(spec, 1, rows=40)
+    state = initial_state(model)
+    found = trainer.gradient_variance(state, "node", exit)
+    seed = derive(4, "variance", "node", exit)
+    assert found == pytest.approx(literal_gradient_variance(model, state, exit, trainer, 8, 5, seed), rel=1e-9)
+
+
+def test_gradient_variance_of_small_nodes_is_scaled_to_the_batch_size():
+    """The gradient of a linear model is a mean over the batch, so its variance is that of one sample over the size."""
+    split = gaussian_split(4000, 4, 2)
+    model = NestedLinear((2, 4), 2).double()
+    held = {f"small-{i}": list(range(10 * i, 10 * i + 10)) for i in range(400)}
+    trainer = linear_trainer(model, split, held, TrainingSpec(batch_size=50), 1)
+    state = initial_state(model)
+    found = np.mean([trainer.gradient_variance(state, node, 2) for node in held])
+    error = 0.5 - F.one_hot(split.labels, 2)  # all weights are 0, so every class has probability 1/2
+    by_weight = error.unsqueeze(2) * split.inputs.unsqueeze(1)
+    each = torch.cat([by_weight.flatten(1), error], dim=1)
+    assert found == pytest.approx(float(each.var(dim=0).mean()) / 50, rel=0.1)
+
+
+def test_a_single_sample_has_no_gradient_variance():
+    model = NestedLinear((2, 4), 2).double()
+    trainer = linear_trainer(model, gaussian_split(4, 4, 2), {"node": [0]}, TrainingSpec(), 1)
+    assert math.isnan(trainer.gradient_variance(initial_state(model), "node", 1))

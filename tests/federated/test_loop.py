@@ -1,0 +1,86 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from exitflow.errors import TrainingError
+from exitflow.federated.backends.serial import SerialBackend
+from exitflow.federated.loop import TrainingPlan, measure_gradient_variance, run_rounds
+from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.weighting import ExitProfile
+from tests.small import NestedLinear, gaussian_split, initial_state, linear_trainer
+
+
+def plan_and_backend(split, **fields):
+    model = NestedLinear((2, 4), 2).double()
+    spec = TrainingSpec(rounds=2, batch_size=4, **fields)
+    held = {"good": list(range(8)), "bad": list(range(8, 16))}
+    trainer = linear_trainer(model, split, held, spec, 2)
+    profile = ExitProfile(
+        serve_share=np.array([0.5, 0.5]),
+        multiply_adds=np.ones(2),
+        samples=np.array([8.0, 8.0]),
+        probabilities=np.array([[1.0, 0.0], [0.0, 1.0]]),
+        num_rounds=2,
+    )
+    coverage = {exit: model.coverage(exit) for exit in (1, 2)}
+    plan = TrainingPlan(["good", "bad"], profile, lambda profile, round: profile.serve_share, coverage, spec)
+    return plan, SerialBackend(trainer), initial_state(model)
+
+
+def split_with(value):
+    split = gaussian_split(16, 4, 2)
+    split.inputs[8:, 3] = value
+    return split
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_node_that_returns_no_numbers_is_named_and_dropped(value):
+    plan, backend, state = plan_and_backend(split_with(value))
+    for state, report in run_rounds(plan, state, backend):
+        assert report.dropped == ["bad"]
+        assert set(report.losses) == {1}
+    assert all(tensor.isfinite().all() for tensor in state.params.values())
+    assert float(state.params["weight"][:, :2].abs().sum()) > 0  # the other node's update counted
+    assert float(state.params["weight"][:, 2:].abs().sum()) == 0
+
+
+def test_a_node_that_returns_no_numbers_stops_the_run_where_that_was_asked_for():
+    plan, backend, state = plan_and_backend(split_with(math.nan), on_nonfinite="stop")
+    with pytest.raises(TrainingError, match="node 'bad' returned NaN or infinity for exit 2 in round 1"):
+        list(run_rounds(plan, state, backend))
+
+
+def test_values_whose_squares_overflow_are_still_numbers():
+    from exitflow.tensors import all_finite
+
+    assert all_finite({"w": torch.tensor([1e30])})
+    assert not all_finite({"w": torch.tensor([1.0]), "v": torch.tensor([[math.inf]])})
+    assert not all_finite({"w": torch.tensor([1.0, math.nan])})
+
+
+def test_gradient_variance_is_averaged_over_nodes_by_their_samples():
+    class Figures:
+        def gradient_variances(self, state, pairs):
+            return [{("a", 1): 1.0, ("b", 1): 4.0, ("b", 2): 7.0, ("c", 1): math.nan}[pair] for pair in pairs]
+
+    profile = ExitProfile(
+        serve_share=np.array([0.5, 0.5]),
+        multiply_adds=np.ones(2),
+        samples=np.array([30.0, 10.0, 1.0]),
+        probabilities=np.array([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]]),
+        num_rounds=1,
+    )
+    found = measure_gradient_variance(["a", "b", "c"], profile, None, Figures())
+    assert found.tolist() == [(30 * 1.0 + 10 * 4.0) / 40, 7.0]
+
+
+def test_an_exit_whose_gradients_nobody_can_measure_is_named():
+    class NoFigures:
+        def gradient_variances(self, state, pairs):
+            return [math.nan] * len(pairs)
+
+    profile = ExitProfile(np.ones(1), np.ones(1), np.ones(1), np.ones((1, 1)), 1)
+    with pytest.raises(TrainingError, match="exit 1: the nodes that train it have too few samples"):
+        measure_gradient_variance(["a"], profile, None, NoFigures())

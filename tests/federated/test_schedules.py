@@ -1,0 +1,33 @@
+import math
+
+import pytest
+
+from exitflow.errors import ConfigError
+from exitflow.federated.schedules import make_schedule
+from exitflow.federated.spec import TrainingSpec
+
+
+def test_cosine_steps_once_a_round_from_start_to_end():
+    schedule = make_schedule(TrainingSpec(rounds=100, learning_rate=0.1, final_learning_rate=0.001), 10)
+    assert schedule(1, 0) == schedule(1, 9) == pytest.approx(0.1)
+    assert schedule(51, 0) == pytest.approx((0.1 + 0.001) / 2)
+    assert schedule(100, 0) == pytest.approx(0.001 + 0.099 * (1 + math.cos(math.pi * 0.99)) / 2)
+
+
+def test_constant_stays():
+    schedule = make_schedule(TrainingSpec(schedule="constant", learning_rate=0.3), 10)
+    assert schedule(1, 0) == schedule(99, 7) == 0.3
+
+
+@pytest.mark.parametrize(("smoothness", "gamma"), [(0.5, 8 * 5 - 1), (0.01, 10 - 1)])
+def test_the_theorems_schedule_falls_with_every_step(smoothness, gamma):
+    mu, num_steps = 0.1, 10
+    spec = TrainingSpec(schedule="theorem", strong_convexity=mu, smoothness=smoothness)
+    schedule = make_schedule(spec, num_steps)
+    assert schedule(1, 0) == pytest.approx(2 / (mu * (gamma + 1)))
+    assert schedule(3, 4) == pytest.approx(2 / (mu * (gamma + 2 * 10 + 4 + 1)))
+
+
+def test_the_theorems_schedule_needs_its_constants():
+    with pytest.raises(ConfigError, match="strong_convexity"):
+        TrainingSpec(schedule="theorem", smoothness=1.0)

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, least_noise
+
+
+def profile(**changes):
+    """The paper's tree of 7 with the equal partition of 45,000 images and its figures for CIFAR-10."""
+    fields = {
+        "serve_share": np.array([0.8, 0.15, 0.05]),
+        "multiply_adds": np.array([77.7e6, 691.7e6, 1766.4e6]),
+        "samples": np.array([3750.0] * 4 + [7500.0] * 2 + [15000.0]),
+        "probabilities": np.array([[1.0, 0, 0]] * 4 + [[0, 1.0, 0]] * 2 + [[0, 0, 1.0]]),
+        "num_rounds": 100,
+        "gradient_variance": np.array([0.00374, 0.00224, 0.00101]),
+    }
+    return ExitProfile(**(fields | changes))
+
+
+@pytest.mark.parametrize("name", WEIGHTINGS)
+@given(round=st.integers(1, 100), shares=st.lists(st.floats(0.01, 1), min_size=3, max_size=3))
+def test_every_weighting_gives_a_share_to_each_exit(name, round, shares):
+    weights = WEIGHTINGS[name](profile(serve_share=np.array(shares) / sum(shares)), round)
+    assert weights.shape == (3,)
+    assert (weights >= 0).all()
+    assert weights.sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_equal_weight():
+    assert WEIGHTINGS["equal-weight"](profile(), 5).tolist() == [1 / 3] * 3
+
+
+def test_serving_rate_is_the_share_of_requests():
+    assert WEIGHTINGS["serving-rate"](profile(), 5).tolist() == pytest.approx([0.8, 0.15, 0.05])
+
+
+def test_flops_prop_ramps_from_equal_weights_to_the_relative_costs():
+    weight = WEIGHTINGS["flops-prop"]
+    assert weight(profile(), 1).tolist() == pytest.approx([1 / 3] * 3)
+    relative = [77.7 / 1766.4, 691.7 / 1766.4, 1.0]
+    assert weight(profile(), 100).tolist() == pytest.approx([cost / sum(relative) for cost in relative])
+    at_20 = [relative[0], 0.2, 0.2]
+    assert weight(profile(), 20).tolist() == pytest.approx([cost / sum(at_20) for cost in at_20])
+
+
+def test_balanced_adj_by_hand():
+    """o_e = 1 / (v_e^2 sum_i (|S_i| / |S_e|)^2); the sums are 1/4, 1/2 and 1."""
+    o = [1 / (0.00374**2 / 4), 1 / (0.00224**2 / 2), 1 / 0.00101**2]
+    expected = [(share + value / sum(o)) / 2 for share, value in zip([0.8, 0.15, 0.05], o, strict=True)]
+    assert WEIGHTINGS["balanced-adj"](profile(), 1).tolist() == pytest.approx(expected)
+
+
+def first_term_of_b(weights, known):
+    """sum over (i, e) of alpha_{i,e}^2 v_e^2, alpha_{i,e} = Lambda-tilde_e |S_i| / |S_{e,p}|, loop by loop."""
+    total = 0.0
+    for e in range(3):
+        trained_by = [i for i in range(len(known.samples)) if known.probabilities[i, e] > 0]
+        s_ep = sum(known.samples[i] for i in trained_by)
+        total += sum((weights[e] * known.samples[i] / s_ep) ** 2 * known.gradient_variance[e] ** 2 for i in trained_by)
+    return total
+
+
+@given(st.lists(st.floats(0.001, 1), min_size=3, max_size=3), st.sampled_from([0.0, 0.2]))
+def test_least_noise_minimises_the_first_term_of_the_bound(others, help_probability):
+    p = help_probability
+    known = profile(probabilities=np.array([[1.0, 0, 0]] * 4 + [[p, 1 - p, 0]] * 2 + [[p, p, 1 - 2 * p]]))
+    best = first_term_of_b(least_noise(known), known)
+    assert best <= first_term_of_b(np.array(others) / sum(others), known) * (1 + 1e-12)
+
+
+def test_samples_of_helping_nodes_count_for_the_exit():
+    helped = profile(probabilities=np.array([[1.0, 0, 0]] * 4 + [[0.2, 0.8, 0]] * 2 + [[0.2, 0.2, 0.6]]))
+    assert profile().exit_samples.tolist() == [15000, 15000, 15000]
+    assert helped.exit_samples.tolist() == [45000, 30000, 15000]
