@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ class _Group(click.Group):
                 raise
             problem, exit_code = str(MissingExtraError(error.name, "train")), 2
         click.echo(f"exitflow: {problem}", err=True)
-        ctx.exit(exit_code)
+        return ctx.exit(exit_code)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -128,22 +127,28 @@ def train(
     from exitflow.experiments.runs import Run
     from exitflow.experiments.system import load_system
 
-    execution = {"backend": backend, "workers": workers}
     if resumed:
         if system or out or any(value for key, value in changes.items() if key != "data_dir"):
-            raise ConfigError("goes on with a run as it was begun: only --backend, --workers and --data-dir fit", key="--resume")
+            raise ConfigError(
+                "goes on with a run as it was begun: only --backend, --workers and --data-dir fit", key="--resume"
+            )
         run = Run(resumed)
         with progress_bar(run.system.training.rounds) as show:
             label = run.system.training.weighting
-            dataset = _dataset(run, changes["data_dir"])
-            run = training.resume(resumed, dataset=dataset, observer=lambda done: show(label, done), **execution)
+            run = training.resume(
+                resumed,
+                backend=backend,
+                workers=workers,
+                dataset=_dataset(run, changes["data_dir"]),
+                observer=lambda done: show(label, done),
+            )
     else:
         if not system or not out:
             raise ConfigError("give a SYSTEM and --out RUN, or --resume RUN", key="train")
         loaded = load_system(system, _overrides(**changes))
         with progress_bar(loaded.training.rounds) as show:
             label = loaded.training.weighting
-            run = training.train(loaded, out, observer=lambda done: show(label, done), **execution)
+            run = training.train(loaded, out, backend=backend, workers=workers, observer=lambda done: show(label, done))
     _print_training(run, as_json)
 
 

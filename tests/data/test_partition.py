@@ -39,7 +39,7 @@ def test_every_sample_is_in_exactly_one_node(topology, total, data):
     labels = np.arange(total) % 7
     held = partition(labels, counts, seed=data.draw(st.integers(0, 10)), dirichlet_alpha=alpha)
     assert {node: len(rows) for node, rows in held.items()} == counts
-    everything = np.concatenate([rows for rows in held.values()]) if held else np.array([])
+    everything = np.concatenate(list(held.values())) if held else np.array([])
     assert sorted(everything.tolist()) == list(range(total))
 
 

@@ -61,7 +61,7 @@ def test_cifar10_is_read_from_its_original_files(cifar10):
 
 
 def test_training_and_validation_data_never_meet(cifar10):
-    root, records = cifar10
+    root, _ = cifar10
     dataset = load_dataset("cifar10", data_dir=str(root), verify=False)
     train = {row.numpy().tobytes() for row in dataset.train.inputs}
     validation = {row.numpy().tobytes() for row in dataset.validation.inputs}

@@ -39,7 +39,11 @@ def random_update(model, node, exit, *, probability, num_samples, seed):
 def rule_for(model, samples, *, weights=WEIGHTS, step="paper", server_learning_rate=1.0):
     coverage = {exit: model.coverage(exit) for exit in (1, 2, 3)}
     return Aggregation(
-        np.array(weights), np.array(samples, dtype=float), coverage, step=step, server_learning_rate=server_learning_rate
+        np.array(weights),
+        np.array(samples, dtype=float),
+        coverage,
+        step=step,
+        server_learning_rate=server_learning_rate,
     )
 
 
@@ -113,7 +117,9 @@ def test_the_state_before_stays_as_it_was():
     model = sliced_model()
     before = initial_state(model)
     kept = {name: value.clone() for name, value in before.params.items()}
-    aggregate(before, [random_update(model, "a", 3, probability=1.0, num_samples=1, seed=0)], rule_for(model, (1, 1, 1)))
+    aggregate(
+        before, [random_update(model, "a", 3, probability=1.0, num_samples=1, seed=0)], rule_for(model, (1, 1, 1))
+    )
     assert all(torch.equal(before.params[name], kept[name]) for name in kept)
 
 

@@ -32,7 +32,7 @@ def test_a_node_without_samples_trains_nothing():
 
 
 def test_the_matrix_may_be_given_in_full():
-    rows = {name: (1.0,) for name in NODES[:4]} | {name: (0.5, 0.25) for name in NODES[4:6]} | {"cloud-0": (0, 0, 1)}
+    rows = dict.fromkeys(NODES[:4], (1.0,)) | dict.fromkeys(NODES[4:6], (0.5, 0.25)) | {"cloud-0": (0, 0, 1)}
     matrix = probability_matrix(TREE, EVEN, TrainingSpec(sampling=rows))
     assert matrix.tolist() == [[1, 0, 0]] * 4 + [[0.5, 0.25, 0]] * 2 + [[0, 0, 1]]
 
@@ -43,8 +43,8 @@ def test_the_matrix_may_be_given_in_full():
         ({"help_probability": 0.6}, "help_probability: 0.6 for each of 2 lower exits of node 'cloud-0' is more than 1"),
         ({"sampling": {"device-9": (1.0,)}}, "sampling.device-9: no such node; did you mean"),
         ({"sampling": {"device-0": (1.0,)}}, "sampling.device-1: needs a row for every node"),
-        ({"sampling": {name: (1.0, 1.0) for name in NODES}}, "sampling.device-0: needs 1 probabilities"),
-        ({"sampling": {name: (-0.5,) for name in NODES}}, "sampling.device-0: needs 1 probabilities"),
+        ({"sampling": dict.fromkeys(NODES, (1.0, 1.0))}, "sampling.device-0: needs 1 probabilities"),
+        ({"sampling": dict.fromkeys(NODES, (-0.5,))}, "sampling.device-0: needs 1 probabilities"),
     ],
 )
 def test_probabilities_that_are_none_are_refused(fields, sentence):

@@ -64,7 +64,9 @@ def test_the_last_exit_covers_everything_but_the_other_heads():
     assert uncovered == {f"heads.{exit}.2.{kind}" for exit in (1, 2) for kind in ("weight", "bias")}
 
 
-@pytest.mark.parametrize(("heads", "sizes"), [((), (16, 16, 1)), ("gap", (1, 1, 1)), (("gap", "grid", "gap"), (1, 16, 1))])
+@pytest.mark.parametrize(
+    ("heads", "sizes"), [((), (16, 16, 1)), ("gap", (1, 1, 1)), (("gap", "grid", "gap"), (1, 16, 1))]
+)
 def test_heads_are_grid_at_the_shallow_exits_unless_said_otherwise(heads, sizes):
     model = build(EarlyExitResNet(width=4, heads=heads))
     channels = (4, 8, 32)

@@ -59,7 +59,9 @@ def _sample_gradient(model: NestedModel, w: Tensor, exit: int, sample: Tensor, l
     """Gradient of l^(e)(w, z) with respect to all of w; zero beyond the exit."""
     w = w.clone().requires_grad_()
     params = _named(model, w)
-    logits = functional_call(_AtExit(model, exit), {f"model.{name}": value for name, value in params.items()}, (sample,))
+    logits = functional_call(
+        _AtExit(model, exit), {f"model.{name}": value for name, value in params.items()}, (sample,)
+    )
     return torch.autograd.grad(F.cross_entropy(logits, label), w)[0]
 
 

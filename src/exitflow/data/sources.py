@@ -78,8 +78,8 @@ def _from_train_and_test(name: str, train: Split, test: Split, num_classes: int,
 
 def _bytes_preparation(mean: Iterable[float], std: Iterable[float], *, augment: bool) -> Preparation:
     """From the usual figures for pixels between 0 and 1."""
-    scaled = (tuple(255 * value for value in values) for values in (mean, std))
-    return Preparation(*scaled, crop_padding=4, flip=True) if augment else Preparation(*scaled)
+    mean, std = (tuple(255 * value for value in values) for values in (mean, std))
+    return Preparation(mean, std, crop_padding=4 if augment else 0, flip=augment)
 
 
 # CIFAR: label byte(s), then 3,072 bytes of red, green and blue; https://www.cs.toronto.edu/~kriz/cifar.html

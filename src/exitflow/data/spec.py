@@ -8,7 +8,6 @@ from typing import Literal
 
 from exitflow.config import require
 from exitflow.data.partition import layer_shares
-
 from exitflow.errors import suggestion
 
 DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist")

@@ -97,6 +97,4 @@ class Assembly:
         indices = {node: torch.from_numpy(rows) for node, rows in held.items()}
         node_data = NodeData(self.dataset.train, indices, self.dataset.preparation, augment=data.augment)
         states = NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None
-        return LocalTrainer(
-            self.model, node_data, spec, self.num_steps, make_schedule(spec, self.num_steps), states
-        )
+        return LocalTrainer(self.model, node_data, spec, self.num_steps, make_schedule(spec, self.num_steps), states)

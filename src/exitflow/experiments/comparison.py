@@ -94,7 +94,7 @@ def compare(
             backend=backend,
             workers=workers,
             dataset=dataset,
-            observer=(lambda rounds, label=label: observer(label, rounds)) if observer else None,  # type: ignore[misc]
+            observer=(lambda rounds, label=label: observer(label, rounds)) if observer else None,
         )
         evaluations[weighting].append(evaluate(run, dataset=dataset))
     return Comparison(system.name, tuple(seeds), {name: tuple(done) for name, done in evaluations.items()})

@@ -53,7 +53,9 @@ class Run:
         if self.finished:
             return load_state(self.directory.model)
         if (state := self.directory.load_checkpoint()) is None:
-            raise RunError(f"{self.path}: no round has been finished yet; go on with: exitflow train --resume {self.path}")
+            raise RunError(
+                f"{self.path}: no round has been finished yet; go on with: exitflow train --resume {self.path}"
+            )
         return state
 
     def model(self, dataset: Dataset | None = None) -> NestedModel:

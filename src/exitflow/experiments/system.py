@@ -1,8 +1,8 @@
 """A system: the hierarchy, the model, the data and the training, from one TOML file or a preset.
 
-    load_system("campus.toml")                     a file
-    load_system("paper-7:80-15-5")                 the paper's tree of 7 nodes at a serving setting, on digits
-    load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
+load_system("campus.toml")                     a file
+load_system("paper-7:80-15-5")                 the paper's tree of 7 nodes at a serving setting, on digits
+load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import tomli_w
 
 from exitflow.config import assign, check_keys, decode, decode_list, encode, located, parse_assignment, read_toml
-from exitflow.data.partition import node_samples
 from exitflow.data.spec import DataSpec
 from exitflow.errors import ConfigError
 from exitflow.experiments.presets import preset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def train(
     assembly = Assembly(system, dataset or dataset_of(system))
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
     run_dir = RunDir.create(out, system.to_toml())
-    return _Training(assembly, run_dir).run(backend, workers, observer)
+    return Training(assembly, run_dir).run(backend, workers, observer)
 
 
 def resume(
@@ -56,10 +56,10 @@ def resume(
     if run.finished:
         return run
     assembly = Assembly(run.system, dataset or dataset_of(run.system))
-    return _Training(assembly, run.directory).run(backend, workers, observer)
+    return Training(assembly, run.directory).run(backend, workers, observer)
 
 
-class _Training:
+class Training:
     """The rounds of Algorithm 1, with their records and checkpoints."""
 
     def __init__(self, assembly: Assembly, run_dir: RunDir) -> None:
@@ -68,17 +68,20 @@ class _Training:
         self._run_dir = run_dir
 
     def run(self, backend_name: str, workers: int | None, observer: Observer | None) -> Run:
+        """All rounds that are left, and then the trained model."""
         with self._run_dir.lock():
             state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
             self._run_dir.forget_records_after(state.round)
             trainer = self._assembly.trainer(self._run_dir.node_states)
             with open_backend(backend_name, trainer, state, workers=workers) as backend:
-                state = self._rounds(state, backend, observer)
+                for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
+                    pass
             save_state(self._run_dir.model, state)
             self._run_dir.checkpoint.unlink(missing_ok=True)
         return Run(self._run_dir.path)
 
-    def _rounds(self, state: ServerState, backend: Backend, observer: Observer | None) -> ServerState:
+    def rounds(self, state: ServerState, backend: Backend, observer: Observer | None = None) -> Iterator[ServerState]:
+        """The state after each round, once it is safely on disk."""
         plan = self._plan(backend)
 
         def progress(round: int, done: int, total: int) -> None:
@@ -87,17 +90,19 @@ class _Training:
 
         if observer:
             observer(state.round)
-        for state, report in run_rounds(plan, state, backend, progress):  # noqa: B020, PLW2901
+        for state, report in run_rounds(plan, state, backend, progress):
             self._run_dir.append(self._record(state, report))
             self._run_dir.save_checkpoint(state)
-        return state
+            yield state
 
     def _plan(self, backend: Backend) -> TrainingPlan:
         assembly = self._assembly
         model = assembly.model
         coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
         nodes = [node.name for node in assembly.system.topology.nodes]
-        return TrainingPlan(nodes, self._profile(nodes, backend), WEIGHTINGS[self._spec.weighting], coverage, self._spec)
+        return TrainingPlan(
+            nodes, self._profile(nodes, backend), WEIGHTINGS[self._spec.weighting], coverage, self._spec
+        )
 
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
         """Measured once, before the first round, and then kept with the run."""

@@ -84,7 +84,7 @@ class LocalTrainer:
             place.restore_momentum(optimizer, self.states.load(task))
         num_samples = len(self.data.indices[task.node])
         batches = self.data.batches(task.node, min(self.spec.batch_size, num_samples), seed=task.seed)
-        total_loss = torch.zeros((), device=self.device)
+        total_loss = torch.zeros((), dtype=place.dtype, device=self.device)
         for step in range(self.num_steps):
             optimizer.param_groups[0]["lr"] = self.schedule(task.round, step)
             optimizer.zero_grad()

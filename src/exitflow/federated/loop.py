@@ -85,22 +85,25 @@ def screen(
             report.losses.setdefault(task.exit, []).append(update.loss)
             yield update
         elif stop:
-            raise TrainingError(f"node {task.node!r} returned NaN or infinity for exit {task.exit} in round {task.round}")
+            raise TrainingError(
+                f"node {task.node!r} returned NaN or infinity for exit {task.exit} in round {task.round}"
+            )
         else:
             report.dropped.append(task.node)
 
 
-def measure_gradient_variance(plan_nodes: Sequence[str], profile: ExitProfile, state: ServerState, backend: Backend) -> FloatArray:
+def measure_gradient_variance(
+    nodes: Sequence[str], profile: ExitProfile, state: ServerState, backend: Backend
+) -> FloatArray:
     """(E,) v_e: each node's own figure, averaged over the nodes that may train the exit by their samples."""
-    trained = [(row, exit) for exit in range(profile.probabilities.shape[1]) for row in range(len(plan_nodes))]
-    trained = [(row, exit) for row, exit in trained if profile.probabilities[row, exit] > 0]
-    figures = backend.gradient_variances(state, [(plan_nodes[row], exit + 1) for row, exit in trained])
-    total, weight = np.zeros(profile.probabilities.shape[1]), np.zeros(profile.probabilities.shape[1])
-    for (row, exit), figure in zip(trained, figures, strict=True):
+    pairs = np.argwhere(profile.probabilities > 0)  # (row of the node, exit from 0)
+    figures = np.array(backend.gradient_variances(state, [(nodes[row], int(exit) + 1) for row, exit in pairs]))
+    weights = np.zeros_like(profile.probabilities)
+    variances = np.zeros_like(profile.probabilities)
+    for (row, exit), figure in zip(pairs, figures, strict=True):
         if np.isfinite(figure):
-            total[exit] += profile.samples[row] * figure
-            weight[exit] += profile.samples[row]
-    for exit, measured in enumerate(weight, start=1):
-        if not measured:
+            weights[row, exit], variances[row, exit] = profile.samples[row], figure
+    for exit in range(1, weights.shape[1] + 1):
+        if not weights[:, exit - 1].any():
             raise TrainingError(f"exit {exit}: the nodes that train it have too few samples to measure its gradients")
-    return total / weight
+    return np.average(variances, axis=0, weights=weights)

@@ -67,11 +67,14 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Only one process trains a run at a time; the lock ends with the process, however that ends."""
+        """Only one process trains a run at a time; the lock ends with that process, however it ends.
+
+        It is a POSIX lock, which workers do not inherit: one that outlives its parent for a moment holds up nobody.
+        """
         with (self.path / ".lock").open("w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
                 raise RunError(f"{self.path}: another process is training this run") from None
             yield
 

@@ -51,9 +51,10 @@ def _given_row(node: Node, spec: TrainingSpec) -> FloatArray:
 
 def check_every_exit_is_trained(probabilities: FloatArray) -> None:
     """Refuse an exit without any data to train on."""
-    for exit, trained in enumerate((probabilities > 0).any(axis=0), start=1):
+    for exit in range(1, probabilities.shape[1] + 1):
         problem = f"exit {exit} has no data to train on: no node with data trains it"
-        require(bool(trained), "", f"{problem}; put a node there, give its layer data, or set help_probability")
+        advice = "put a node there, give its layer data, or set help_probability"
+        require(bool((probabilities[:, exit - 1] > 0).any()), "", f"{problem}; {advice}")
 
 
 def sample_tasks(nodes: Sequence[str], probabilities: FloatArray, *, round: int, seed: int) -> list[Task]:

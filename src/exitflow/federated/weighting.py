@@ -64,7 +64,8 @@ def least_noise(profile: ExitProfile) -> FloatArray:
 
 
 def _normalised(weights: FloatArray) -> FloatArray:
-    return weights / weights.sum()
+    shares: FloatArray = weights / weights.sum()
+    return shares
 
 
 WEIGHTINGS: dict[str, ExitWeighting] = {

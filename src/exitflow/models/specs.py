@@ -45,8 +45,12 @@ class EarlyExitResNet:
         require(len(exit_blocks) <= num_exits, "exit_blocks", problem)
         problem = f"the deepest node stands at exit {num_exits}, but the model has only {len(exit_blocks)} exits"
         require(len(exit_blocks) >= num_exits, "exit_blocks", problem)
-        heads = (self.heads,) * num_exits if isinstance(self.heads, str) else self.heads
-        heads = heads or ("grid",) * (num_exits - 1) + ("gap",)
+        grid: HeadKind = "grid"
+        heads = (
+            (self.heads,) * num_exits
+            if isinstance(self.heads, str)
+            else self.heads or (*(grid,) * (num_exits - 1), "gap")
+        )
         require(len(heads) == num_exits, "heads", f"one for each of the {num_exits} exits, got {list(heads)}")
         return EarlyExitResNet(self.family, self.width, self.blocks, self.strides, exit_blocks, heads)
 

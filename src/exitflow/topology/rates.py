@@ -44,7 +44,8 @@ class ServingPlan:
     @property
     def exit_share(self) -> FloatArray:
         """(E,) Lambda, normalised: the share of all requests that each exit answers."""
-        return self.exit_serve_rate / self.exit_serve_rate.sum()
+        share: FloatArray = self.exit_serve_rate / self.exit_serve_rate.sum()
+        return share
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `exitflow plan --json` prints them."""

@@ -25,7 +25,9 @@ def default_workers() -> int:
 
 
 @contextmanager
-def open_backend(name: str, trainer: LocalTrainer, state: ServerState, *, workers: int | None = None) -> Iterator[Backend]:
+def open_backend(
+    name: str, trainer: LocalTrainer, state: ServerState, *, workers: int | None = None
+) -> Iterator[Backend]:
     """The backend of that name, ended when the block is left. PyTorch computes in one thread meanwhile, so that
     every backend gives the same bits."""
     threads = torch.get_num_threads()

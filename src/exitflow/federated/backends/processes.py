@@ -27,7 +27,9 @@ from exitflow.federated.local import LocalTrainer
 from exitflow.federated.types import ServerState, Task, Update
 from exitflow.tensors import Layout, copy_into, take
 
-SPARE_SLOTS = 14  # updates that may wait for their turn while the workers go on; pages that nothing touches cost nothing
+SPARE_SLOTS = (
+    14  # updates that may wait for their turn while the workers go on; pages that nothing touches cost nothing
+)
 
 
 class ProcessesBackend:

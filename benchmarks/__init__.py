@@ -1,0 +1,1 @@
+"""How fast exitflow is, as ratios to a limit that was measured in the same interleaved run."""

@@ -1,0 +1,5 @@
+"""`python -m exitflow`."""
+
+from exitflow.cli import main
+
+main(prog_name="exitflow")

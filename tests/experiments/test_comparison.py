@@ -1,0 +1,53 @@
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from exitflow.errors import RunError
+from exitflow.experiments.comparison import Spread, compare, default_folder
+from exitflow.experiments.runs import evaluate
+from tests.small import image_dataset, tiny_system
+
+DATA = image_dataset(96)
+
+
+def test_every_weighting_is_trained_with_every_seed(tmp_path):
+    result = compare(tiny_system(), ["equal-weight", "serving-rate"], [1, 2], out=tmp_path, dataset=DATA)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "equal-weight-seed-1",
+        "equal-weight-seed-2",
+        "serving-rate-seed-1",
+        "serving-rate-seed-2",
+    }
+    alone = [evaluate(tmp_path / f"serving-rate-seed-{seed}", dataset=DATA) for seed in (1, 2)]
+    accuracies = [evaluation.accuracy for evaluation in alone]
+    assert result.accuracy("serving-rate") == Spread(statistics.fmean(accuracies), statistics.stdev(accuracies))
+    third = [evaluation.exit_accuracy[2] for evaluation in alone]
+    assert result.exit_accuracy("serving-rate")[2].mean == pytest.approx(statistics.fmean(third))
+
+
+def test_runs_that_are_there_are_used_again(tmp_path):
+    first = compare(tiny_system(), ["equal-weight"], [1], out=tmp_path, dataset=DATA)
+    model = tmp_path / "equal-weight-seed-1" / "model.safetensors"
+    written = model.stat().st_mtime_ns
+    again = compare(tiny_system(), ["equal-weight"], [1], out=tmp_path, dataset=DATA)
+    assert model.stat().st_mtime_ns == written
+    assert again.to_json() == first.to_json()
+
+
+def test_runs_of_another_system_are_not_mixed_in(tmp_path):
+    compare(tiny_system(), ["equal-weight"], [1], out=tmp_path, dataset=DATA)
+    with pytest.raises(RunError, match="holds a run of another system"):
+        compare(tiny_system("training.rounds=4"), ["equal-weight"], [1], out=tmp_path, dataset=DATA)
+
+
+def test_a_single_seed_has_no_deviation():
+    assert Spread.of([0.5]) == Spread(0.5, None)
+    assert Spread.of([0.4, 0.6]).std == pytest.approx(0.02**0.5)
+
+
+def test_a_changed_system_gets_a_folder_of_its_own():
+    system = tiny_system()
+    assert default_folder(system) == default_folder(replace(system, training=replace(system.training, seed=5)))
+    assert default_folder(system) != default_folder(tiny_system("training.rounds=4"))
+    assert ":" not in default_folder(system).name

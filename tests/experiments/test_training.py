@@ -1,0 +1,297 @@
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from exitflow.errors import ConfigError, RunError, TrainingError
+from exitflow.experiments.runs import Run, evaluate
+from exitflow.experiments.training import resume, train
+from exitflow.federated.run_dir import RunDir
+from exitflow.federated.weighting import WEIGHTINGS
+from tests.small import TINY, image_dataset, tiny_system
+
+DATA = image_dataset(96)
+
+
+def same_weights(one: Run, other: Run) -> bool:
+    mine, theirs = one.state().tensors, other.state().tensors
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_a_run_leaves_spec_records_and_model(tmp_path, weighting):
+    system = tiny_system(f"training.weighting={weighting}")
+    run = train(system, tmp_path / "run", dataset=DATA)
+    assert run.finished
+    assert run.system == system
+    assert {path.name for path in run.path.iterdir()} == {
+        ".lock",
+        "model.safetensors",
+        "profile.json",
+        "rounds.jsonl",
+        "spec.toml",
+    }
+    assert [record["round"] for record in run.records] == [1, 2, 3]
+    for record in run.records:
+        assert sum(record["exit_weights"]) == pytest.approx(1.0)
+        assert set(record["losses"]) == {"1", "2", "3"}
+        assert record["seconds"] > 0
+        assert record["num_tasks"] == 7
+        assert record["dropped"] == []
+        assert (record["validation"] is not None) == (record["round"] in (2, 3))
+    assert all(tensor.isfinite().all() for tensor in run.state().tensors.values())
+
+
+def test_a_record_counts_the_bytes_of_what_each_exit_covers(tmp_path):
+    run = train(tiny_system(), tmp_path / "run", dataset=DATA)
+    model = run.model(DATA)
+    sizes = [sum(4 * model.state_dict()[name].numel() for name in model.coverage(exit)) for exit in (1, 2)]
+    links = run.records[0]["link_bytes"]
+    assert links["device-0->edge-0"] == sizes[0]
+    assert links["edge-0->cloud-0"] == 2 * sizes[0] + sizes[1]
+
+
+def test_the_profile_says_what_the_weighting_knew(tmp_path):
+    run = train(tiny_system("training.weighting=balanced-adj"), tmp_path / "run", dataset=DATA)
+    profile = json.loads((run.path / "profile.json").read_text())
+    assert len(profile["gradient_variance"]) == 3
+    assert min(profile["gradient_variance"]) > 0
+    assert profile["node_samples"]["cloud-0"] == 32
+    least_noise = np.array([4.0, 2.0, 1.0]) / np.array(profile["gradient_variance"]) ** 2
+    weights = (np.array([0.8, 0.15, 0.05]) + least_noise / least_noise.sum()) / 2
+    assert run.records[0]["exit_weights"] == pytest.approx(weights.tolist())
+
+
+def test_the_seed_decides_everything(tmp_path):
+    one, same, other = (
+        train(tiny_system(f"training.seed={seed}"), tmp_path / name, dataset=DATA)
+        for name, seed in (("one", 1), ("same", 1), ("other", 2))
+    )
+    assert same_weights(one, same)
+    assert (one.path / "model.safetensors").read_bytes() == (same.path / "model.safetensors").read_bytes()
+    assert not same_weights(one, other)
+
+
+def test_local_epochs_are_scaled_so_that_every_node_makes_the_same_steps(tmp_path):
+    """The cloud has 32 of 96 samples: two epochs in batches of 8 are 8 steps, and the devices make 8 as well."""
+    system = tiny_system("training.local_epochs=2")
+    from dataclasses import replace
+
+    system = replace(system, training=replace(system.training, local_steps=None))
+    run = train(system, tmp_path / "run", dataset=DATA)
+    assert json.loads((run.path / "profile.json").read_text())["num_steps"] == 8
+
+
+INTERRUPTED = {
+    "plain": (),
+    "help and partial participation": ("training.help_probability=0.2", "training.participation=0.7"),
+    "momentum kept": ("training.momentum_between_rounds=keep",),
+    "measured weighting": ("training.weighting=balanced-adj",),
+}
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("variant", INTERRUPTED)
+@pytest.mark.parametrize("moment", [0.2, 1.0, 1.5, 2.0, 2.9])
+def test_a_run_that_was_cut_off_ends_with_the_bits_of_an_uninterrupted_one(tmp_path, variant, moment):
+    def stop(rounds: float) -> None:
+        if rounds >= moment:
+            raise Stop
+
+    system = tiny_system(*INTERRUPTED[variant])
+    whole = train(system, tmp_path / "whole", dataset=DATA)
+    with pytest.raises(Stop):
+        train(system, tmp_path / "cut", dataset=DATA, observer=stop)
+    cut = resume(tmp_path / "cut", dataset=DATA)
+    assert same_weights(whole, cut)
+    drop_times = [{**record, "seconds": 0} for record in cut.records]
+    assert drop_times == [{**record, "seconds": 0} for record in whole.records]
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes"])
+def test_a_run_killed_with_sigkill_ends_with_the_bits_of_an_uninterrupted_one(tmp_path, backend):
+    overrides = [*TINY, "training.rounds=40", "training.momentum_between_rounds=keep"]
+    system = tiny_system(*overrides)
+    whole = train(system, tmp_path / "whole")
+    command = [sys.executable, "-m", "exitflow", "train", "paper-7:80-15-5", "--out", str(tmp_path / "cut")]
+    command += ["--backend", backend, "--workers", "2", *(part for each in overrides for part in ("--set", each))]
+    records = tmp_path / "cut" / "rounds.jsonl"
+    for kill_after in (3, 17, 29):
+        process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        while process.poll() is None and (not records.exists() or records.read_bytes().count(b"\n") < kill_after):
+            time.sleep(0.002)
+        assert process.poll() is None, "the run ended before it could be killed"
+        os.kill(process.pid, signal.SIGKILL)  # the workers must notice by themselves
+        process.wait()
+        command = [sys.executable, "-m", "exitflow", "train", "--resume", str(tmp_path / "cut"), "--backend", backend]
+    cut = resume(tmp_path / "cut", backend=backend)
+    assert same_weights(whole, cut)
+    assert [record["round"] for record in cut.records] == list(range(1, 41))
+    assert not list(cut.path.glob("**/*.tmp"))
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    command = [sys.executable, "-m", "exitflow", "train", "paper-7:80-15-5", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*command, "--workers", "2", "--set", "training.rounds=1000"], start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not (tmp_path / "run" / "rounds.jsonl").exists() or not (tmp_path / "run" / "rounds.jsonl").read_bytes():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        for _ in range(1000):
+            try:
+                os.killpg(process.pid, 0)
+            except ProcessLookupError:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("a worker outlived its parent")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_line_that_was_cut_off_does_not_count(tmp_path):
+    run = RunDir.create(tmp_path / "run", "")
+    run.append({"round": 1})
+    with run.records_file.open("a") as file:
+        file.write('{"round": 2, "los')
+    assert run.records() == [{"round": 1}]
+    run.forget_records_after(1)
+    assert run.records_file.read_text() == '{"round": 1}\n'
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    run = train(tiny_system(), tmp_path / "run", dataset=DATA)
+    before = {path.name: path.stat().st_mtime_ns for path in run.path.iterdir()}
+    assert resume(run.path, dataset=DATA).finished
+    assert {path.name: path.stat().st_mtime_ns for path in run.path.iterdir()} == before
+
+
+def test_a_directory_that_holds_something_is_never_written_over(tmp_path):
+    train(tiny_system(), tmp_path / "run", dataset=DATA)
+    with pytest.raises(RunError, match="holds a run already; resume it with --resume"):
+        train(tiny_system(), tmp_path / "run", dataset=DATA)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("precious")
+    with pytest.raises(RunError, match="is not an empty directory"):
+        train(tiny_system(), tmp_path / "other", dataset=DATA)
+    assert (tmp_path / "other" / "thesis.txt").read_text() == "precious"
+    with pytest.raises(RunError, match="is not an empty directory"):
+        train(tiny_system(), tmp_path / "other" / "thesis.txt", dataset=DATA)
+
+
+def test_two_processes_cannot_train_one_run(tmp_path):
+    run = RunDir.create(tmp_path / "run", tiny_system().to_toml())
+    command = [sys.executable, "-m", "exitflow", "train", "--resume", str(run.path)]
+    with run.lock():
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "another process is training this run" in done.stderr
+    assert not run.records_file.exists()
+
+
+def test_a_directory_without_a_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(RunError, match="is not a run directory"):
+        resume(tmp_path)
+
+
+def test_an_unfinished_run_is_evaluated_where_it_stands(tmp_path):
+    def stop(rounds: float) -> None:
+        if rounds > 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny_system(), tmp_path / "run", dataset=DATA, observer=stop)
+    assert Run(tmp_path / "run").state().round == 1
+    assert 0 <= evaluate(tmp_path / "run", dataset=DATA).accuracy <= 1
+
+
+def test_a_run_without_a_finished_round_says_so(tmp_path):
+    RunDir.create(tmp_path / "run", tiny_system().to_toml())
+    with pytest.raises(RunError, match="no round has been finished yet"):
+        evaluate(tmp_path / "run", dataset=DATA)
+
+
+def test_a_damaged_model_is_named(tmp_path):
+    run = train(tiny_system(), tmp_path / "run", dataset=DATA)
+    run.directory.model.write_bytes(b"garbage")
+    with pytest.raises(RunError, match=r"model.safetensors: cannot be read"):
+        evaluate(run, dataset=DATA)
+
+
+def test_a_model_that_does_not_fit_the_spec_is_named(tmp_path):
+    run = train(tiny_system(), tmp_path / "run", dataset=DATA)
+    run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
+    with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
+        evaluate(run.path, dataset=DATA)
+
+
+def test_data_that_does_not_fit_the_model_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="does not fit data set 'random'"):
+        train(tiny_system(), tmp_path / "run", dataset=image_dataset(96, size=6))
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_samples_for_an_exit_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="exit 1 has no data to train on"):
+        train(tiny_system("data.layer_shares=[0.01, 1, 1]"), tmp_path / "run", dataset=DATA)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_that_dies_loses_no_finished_round(tmp_path):
+    """The run stops with an error, and goes on where it was."""
+    from exitflow.federated.backends.processes import ProcessesBackend
+
+    system = tiny_system("training.rounds=6")
+    whole = train(system, tmp_path / "whole", dataset=DATA)
+    workers = []
+    original = ProcessesBackend.run
+
+    def run(self, state, tasks):
+        workers[:] = self._workers
+        if state.round == 3:
+            os.kill(self._workers[0].process.pid, signal.SIGKILL)
+        return original(self, state, tasks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessesBackend, "run", run)
+        with pytest.raises(TrainingError, match="a worker process died"):
+            train(system, tmp_path / "cut", dataset=DATA, backend="processes", workers=2)
+    assert not any(worker.process.is_alive() for worker in workers)
+    assert Run(tmp_path / "cut").state().round == 3
+    assert same_weights(whole, resume(tmp_path / "cut", dataset=DATA))
+
+
+def test_evaluation_at_another_setting_and_confidence(tmp_path):
+    run = train(tiny_system(), tmp_path / "run", dataset=DATA)
+    outputs = run.outputs(DATA)
+    planned = evaluate(run, outputs=outputs)
+    assert [served.rate for served in planned.exits] == pytest.approx([80.0, 15.0, 5.0])
+    other = evaluate(run, serving="5-15-80", confidence="margin", outputs=outputs)
+    assert [served.rate for served in other.exits] == pytest.approx([5.0, 15.0, 80.0])
+    assert other.confidence == "margin"
+    assert other.exit_accuracy == planned.exit_accuracy
+
+
+def test_training_learns_digits(tmp_path):
+    """A few seconds of real training: far above the 10 % of guessing, at every exit."""
+    system = tiny_system(
+        "model.width=6", "training.rounds=6", "training.local_steps=10", "training.batch_size=32", "model.heads=grid"
+    )
+    result = evaluate(train(system, tmp_path / "run", backend="processes"))
+    assert min(result.exit_accuracy) > 0.5
+    assert result.accuracy > 0.6

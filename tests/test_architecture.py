@@ -1,0 +1,61 @@
+"""Imports point only downward, and what planning needs does not load PyTorch."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "exitflow"
+
+# From the top to the bottom; a module may import from its own layer and from those below it.
+LAYERS = (
+    "cli",
+    "report",
+    "experiments",
+    "evaluation",
+    "federated",
+    "routing",
+    "data",
+    "models",
+    "topology",
+    "tensors",
+    "files",
+    "config",
+    "seeds",
+    "errors",
+)
+
+
+def layer(module: str) -> str:
+    return module.split(".")[1]
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("exitflow."):
+            yield node.module
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.startswith("exitflow."))
+
+
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or not path.name.startswith("__"))
+
+
+def test_every_module_has_a_layer():
+    assert {layer("exitflow." + path.relative_to(SOURCE).parts[0].removesuffix(".py")) for path in MODULES} == set(
+        LAYERS
+    )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_downward(path):
+    own = LAYERS.index(path.relative_to(SOURCE).parts[0].removesuffix(".py"))
+    for module in imports(path):
+        assert LAYERS.index(layer(module)) >= own, f"{path.name} imports {module}, which lies above it"
+
+
+def test_nothing_is_unpickled():
+    for path in MODULES:
+        text = path.read_text()
+        assert "import pickle" not in text, path
+        assert "torch.load" not in text, path

@@ -1,0 +1,175 @@
+"""The command as its users see it: exit codes, one sentence for an error, JSON that parses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from exitflow.cli import main
+from tests.small import TINY
+
+TINY_OPTIONS = [part for override in TINY for part in ("--set", override)]
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "run"
+    call("train", "paper-7:80-15-5", "--out", path, "--backend", "serial", *TINY_OPTIONS)
+    return path
+
+
+def test_plan_prints_what_the_issue_tracker_promised():
+    found = json.loads(call("plan", "paper-7:80-15-5", "--json").stdout)
+    assert set(found) == {"name", "nodes", "exits"}
+    assert found["nodes"]["edge-0"] == {
+        "exit": 2,
+        "arrival_rate": 0.0,
+        "received_rate": 10.0,
+        "serve_rate": 7.5,
+        "transfer_rate": 2.5,
+        "serve_fraction": 0.75,
+        "parents": {"cloud-0": 2.5},
+    }
+    assert [exit["exit"] for exit in found["exits"]] == [1, 2, 3]
+    assert [exit["share"] for exit in found["exits"]] == pytest.approx([0.8, 0.15, 0.05])
+    assert [exit["serve_rate"] for exit in found["exits"]] == pytest.approx([80, 15, 5])
+
+
+def test_plan_prints_a_table():
+    output = call("plan", "paper-7:80-15-5").stdout
+    assert "device-0" in output
+    assert "served %" in output
+
+
+def test_plan_of_a_large_system_is_cut_and_says_so(tmp_path):
+    path = tmp_path / "large.toml"
+    tiers = (
+        '[[tiers]]\nname = "d"\ncount = 500\nexit = 1\narrival_rate = 1\n[[tiers]]\nname = "c"\ncount = 1\nexit = 2\n'
+    )
+    path.write_text(tiers)
+    output = call("plan", path).stdout
+    assert "and 461 more: see --json" in output
+    assert len(output.splitlines()) < 70
+
+
+def test_planning_does_not_import_pytorch():
+    program = "import sys; from exitflow.cli import main; main(['plan', 'paper-7'], standalone_mode=False); "
+    done = subprocess.run(
+        [sys.executable, "-c", program + "sys.exit('torch' in sys.modules)"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_pytorch_training_says_what_to_install():
+    program = (
+        "import sys; sys.modules['torch'] = None; from exitflow.cli import main; "
+        "main(['train', 'paper-7', '--out', 'nowhere'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "exitflow: this needs torch, which is not installed: pip install 'exitflow[train]'\n"
+
+
+def test_train_says_where_the_run_is_and_what_came_out(run, tmp_path):
+    result = call("train", "paper-7", "--out", tmp_path / "new", "--backend", "serial", "--rounds", 2, *TINY_OPTIONS)
+    assert "trained for 2 rounds" in result.stdout or "trained for 3 rounds" in result.stdout
+    assert f"exitflow evaluate {tmp_path / 'new'}" in result.stdout
+
+
+def test_options_of_train_go_before_set(tmp_path):
+    options = ["--rounds", 1, "--seed", 5, "--weighting", "equal-weight", "--backend", "serial", "--json"]
+    found = json.loads(call("train", "paper-7", "--out", tmp_path / "new", *TINY_OPTIONS, *options).stdout)
+    assert found["rounds"] == 1
+    assert 0 <= found["validation"]["accuracy"] <= 1
+    spec = (tmp_path / "new" / "spec.toml").read_text()
+    assert "seed = 5" in spec
+    assert 'weighting = "equal-weight"' in spec
+
+
+def test_resume_of_a_finished_run_is_no_error(run):
+    assert "trained for 3 rounds" in call("train", "--resume", run, "--backend", "serial").stdout
+
+
+def test_evaluate_prints_every_exit_node_and_the_whole(run):
+    output = call("evaluate", run).stdout
+    for name in ("exit 1", "exit 3", "device-0", "cloud-0", "whole system"):
+        assert name in output
+
+
+def test_evaluate_prints_json_for_one_setting_or_several(run):
+    planned = json.loads(call("evaluate", run, "--json").stdout)
+    assert planned["serving"] is None
+    assert [exit["serve_rate"] for exit in planned["exits"]] == pytest.approx([80, 15, 5])
+    assert set(planned["nodes"]["device-0"]) == {"serve_rate", "served_accuracy"}
+    one = json.loads(call("evaluate", run, "--serving", "60-30-10", "--json").stdout)
+    assert [exit["serve_rate"] for exit in one["exits"]] == pytest.approx([60, 30, 10])
+    both = json.loads(call("evaluate", run, "--serving", "60-30-10", "--serving", "5-15-80", "--json").stdout)
+    assert [each["serving"] for each in both] == ["60-30-10", "5-15-80"]
+    assert both[0] == one
+
+
+def test_compare_prints_a_row_for_each_weighting(tmp_path):
+    options = ["--out", tmp_path, "--backend", "serial", "--weightings", "equal-weight,serving-rate", "--seeds", "1,2"]
+    output = call("compare", "paper-7", *options, *TINY_OPTIONS).stdout
+    assert "2 seeds" in output
+    assert "±" in output
+    found = json.loads(call("compare", "paper-7", *options, *TINY_OPTIONS, "--json").stdout)
+    assert set(found["weightings"]) == {"equal-weight", "serving-rate"}
+    assert found["seeds"] == [1, 2]
+    assert len(found["weightings"]["equal-weight"]["exit_accuracy"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["plan", "nothing.toml"], "exitflow: nothing.toml: no such file\n"),
+        (["plan", "paper-9"], "exitflow: paper-9: there is no such file, and no preset 'paper-9'; did you mean"),
+        (["train", "paper-7"], "exitflow: train: give a SYSTEM and --out RUN, or --resume RUN\n"),
+        (["train", "paper-7", "--resume", "x"], "exitflow: --resume: goes on with a run as it was begun"),
+        (["train", "--resume", "nowhere"], "exitflow: nowhere: is not a run directory"),
+        (["train", "paper-7", "--out", "x", "--seed", "-1"], "training.seed: must be 0 or more, got -1"),
+        (["train", "paper-7", "--out", "x", "--weighting", "best"], "training.weighting: there is no weighting 'best'"),
+        (["train", "paper-7-cifar10", "--out", "x"], "say where with --data-dir, data.dir or $EXITFLOW_DATA_DIR"),
+        (["evaluate", "nowhere"], "exitflow: nowhere: is not a run directory"),
+        (["compare", "paper-7", "--weightings", "serving-rat"], "did you mean 'serving-rate'?"),
+        (
+            ["compare", "paper-7", "--seeds", "a"],
+            "exitflow: --seeds: expected different numbers such as 9,42,67, got 'a'",
+        ),
+        (["compare", "paper-7", "--seeds", "9,9"], "exitflow: --seeds: expected different numbers"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_exit_code_2(args, sentence):
+    result = call(*args, code=2)
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_bad_setting_is_refused(run):
+    assert "such as 80-15-5" in call("evaluate", run, "--serving", "lots", code=2).stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "compare"])
+def test_every_command_explains_itself_with_an_example(command):
+    output = call(command, "--help").stdout
+    assert "Example:" in output
+    assert f"exitflow {command}" in output
+    assert "--json" in output
+
+
+def test_progress_keeps_quiet_where_nobody_watches(tmp_path):
+    command = [sys.executable, "-m", "exitflow", "train", "paper-7", "--out", str(tmp_path / "run"), *TINY_OPTIONS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr == ""

@@ -1,0 +1,56 @@
+import doctest
+import importlib
+
+import exitflow
+
+PUBLIC = {
+    "Comparison",
+    "ConfigError",
+    "DataError",
+    "DataSpec",
+    "Dataset",
+    "EarlyExitNetwork",
+    "EarlyExitResNet",
+    "Evaluation",
+    "ExitflowError",
+    "Link",
+    "MissingExtraError",
+    "NestedModel",
+    "Node",
+    "NodeRates",
+    "Preparation",
+    "Run",
+    "RunError",
+    "ServingPlan",
+    "Split",
+    "System",
+    "Topology",
+    "TrainingError",
+    "TrainingSpec",
+    "__version__",
+    "compare",
+    "evaluate",
+    "load_system",
+    "resume",
+    "serving_plan",
+    "train",
+    "with_setting",
+}
+
+
+def test_the_public_names_are_these():
+    assert set(exitflow.__all__) == PUBLIC
+    assert dir(exitflow) == exitflow.__all__
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in PUBLIC - {"__version__"}:
+        assert getattr(exitflow, name).__doc__, name
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    assert not hasattr(exitflow, "nonsense")
+
+
+def test_the_example_in_the_documentation_is_true():
+    assert doctest.testmod(importlib.import_module("exitflow")).failed == 0
