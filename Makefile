@@ -10,9 +10,11 @@ help:  ## this list
 
 install: .venv/.installed  ## .venv with the exitflow command in it
 
-demo: .venv/.installed  ## plan, train with four weightings, compare: about two minutes
-	$(BIN)/exitflow plan examples/campus.toml
-	$(BIN)/exitflow compare examples/campus.toml --weightings equal-weight,flops-prop,serving-rate,balanced-adj
+demo: .venv/.installed  ## plan, train with four weightings, compare: about a minute
+	rm -rf runs/demo
+	$(BIN)/exitflow plan paper-7:80-15-5
+	$(BIN)/exitflow compare paper-7:80-15-5 --set training.rounds=30 --out runs/demo
+	$(BIN)/exitflow evaluate runs/demo/serving-rate-seed-9
 
 test: .venv/.installed-dev  ## the whole test suite
 	$(BIN)/pytest

@@ -48,17 +48,14 @@ class Preparation:
         if not self.crop_padding and not self.flip:
             return inputs
         batch, _, height, width = inputs.shape
-        padding = self.crop_padding
-        padded = F.pad(inputs, (padding,) * 4)
-        shift = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator)
-        rows = shift[0] + torch.arange(height)  # (B, H)
-        columns = torch.arange(width).expand(batch, width)
+        padded = F.pad(inputs, (self.crop_padding,) * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, shifts, shifts, H, W), a view
+        down, right = torch.randint(2 * self.crop_padding + 1, (2, batch), generator=generator)
+        cropped = windows[torch.arange(batch), :, down, right]
         if self.flip:
-            mirrored = torch.randint(2, (batch, 1), generator=generator).bool()
-            columns = torch.where(mirrored, width - 1 - columns, columns)
-        columns = shift[1] + columns  # (B, W)
-        index = torch.arange(batch).view(-1, 1, 1)
-        return padded[index, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)
+            mirrored = torch.randint(2, (batch,), generator=generator).nonzero()[:, 0]
+            cropped[mirrored] = cropped[mirrored].flip(3)
+        return cropped
 
 
 @dataclass(frozen=True)
