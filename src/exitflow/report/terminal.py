@@ -16,12 +16,13 @@ MAX_ROWS = 40
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, more: str = "--json") -> None:
     """The first column is text, the others are figures. Long tables are cut; `more` says where the rest is."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows[:MAX_ROWS]:
         table.add_row(*row)
     console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(title, style="bold", highlight=False)
     console.print(table)
     if len(rows) > MAX_ROWS:
         console.print(f"... and {len(rows) - MAX_ROWS:,} more: see {more}")
