@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from exitflow.config import decode, require, require_table
@@ -17,6 +17,7 @@ class EarlyExitResNet:
 
     family: Literal["early-exit-resnet"] = "early-exit-resnet"
     width: int = 16  # channels of the first stage; the paper's is 64
+    stem_stride: int = 1  # of the first convolution; 2 halves the cost of everything
     blocks: tuple[int, ...] = (2, 2, 2, 2)  # basic blocks in each stage
     strides: tuple[int, ...] = (1, 2, 2, 2)  # of the first block in each stage
     exit_blocks: tuple[int, ...] = ()  # the residual block behind which each exit stands; (): spread evenly
@@ -24,6 +25,7 @@ class EarlyExitResNet:
 
     def __post_init__(self) -> None:
         require(self.width >= 1, "width", f"must be at least 1, got {self.width}")
+        require(self.stem_stride >= 1, "stem_stride", f"must be at least 1, got {self.stem_stride}")
         require(bool(self.blocks) and min(self.blocks) >= 1, "blocks", f"each must be at least 1, got {self.blocks}")
         valid = len(self.strides) == len(self.blocks) and min(self.strides) >= 1
         require(valid, "strides", f"one of at least 1 for each of the {len(self.blocks)} stages, got {self.strides}")
@@ -52,7 +54,7 @@ class EarlyExitResNet:
             else self.heads or (*(grid,) * (num_exits - 1), "gap")
         )
         require(len(heads) == num_exits, "heads", f"one for each of the {num_exits} exits, got {list(heads)}")
-        return EarlyExitResNet(self.family, self.width, self.blocks, self.strides, exit_blocks, heads)
+        return replace(self, exit_blocks=exit_blocks, heads=heads)
 
     def _spread_exits(self, num_exits: int) -> tuple[int, ...]:
         """Behind the first block, behind the last, and evenly between: 1, 4, 8 for three exits in eight blocks."""
