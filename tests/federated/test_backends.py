@@ -20,6 +20,7 @@ VARIANTS = {
     "p=0.2": ("training.help_probability=0.2",),
     "partial": ("training.participation=0.5", "training.help_probability=0.1"),
     "momentum kept": ("training.momentum_between_rounds=keep",),
+    "all exits": ("training.local_exits=all", "training.participation=0.8"),
     "coverage": ("training.server_step=coverage", "model.heads=grid"),
 }
 
@@ -28,9 +29,8 @@ def final_state(name, workers, overrides, folder):
     system = tiny_system(*overrides)
     assembly = Assembly(system, image_dataset(96))
     state = assembly.initial_state()
-    coverage = {exit: assembly.model.coverage(exit) for exit in (1, 2, 3)}
     nodes = [node.name for node in system.topology.nodes]
-    plan = TrainingPlan(nodes, assembly.profile, WEIGHTINGS["serving-rate"], coverage, system.training)
+    plan = TrainingPlan(nodes, assembly.profile, WEIGHTINGS["serving-rate"], assembly.model.coverage, system.training)
     losses = []
     with open_backend(name, assembly.trainer(folder), state, workers=workers) as backend:
         variances = backend.gradient_variances(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])

@@ -30,7 +30,7 @@ def test_the_local_gradient_agrees_with_finite_differences(exit):
     spec = TrainingSpec(schedule="constant", learning_rate=rate, momentum=0.0, weight_decay=0.0, batch_size=size)
     model, trainer = image_trainer(spec, 1)
     state = initial_state(model)
-    update = trainer.train(state, Task(1, "node", exit, 1.0, seed=5))
+    update = trainer.train(state, Task(1, "node", (exit,), (1.0,), 1.0, seed=5))
     batch = next(trainer.data.batches("node", size, seed=5))
 
     def loss() -> float:
@@ -74,7 +74,7 @@ def test_momentum_is_reset_or_kept_between_rounds(tmp_path, between_rounds):
         object.__setattr__(trainer, "states", NodeStates(tmp_path))
     state, velocity = initial_state(model), None
     for round in (1, 2):
-        task = Task(round, "node", 1, 1.0, seed=round)
+        task = Task(round, "node", (1,), (1.0,), 1.0, seed=round)
         update = trainer.train(state, task)
         batches = list(itertools.islice(trainer.data.batches("node", 3, seed=round), 3))
 
@@ -101,8 +101,8 @@ def test_a_repeated_round_begins_with_the_momentum_it_began_with_before(tmp_path
     object.__setattr__(trainer, "states", NodeStates(tmp_path))
     state = initial_state(model)
     for round in (1, 2, 3):
-        once = trainer.train(state, Task(round, "node", 2, 1.0, seed=round))
-        again = trainer.train(state, Task(round, "node", 2, 1.0, seed=round))
+        once = trainer.train(state, Task(round, "node", (2,), (1.0,), 1.0, seed=round))
+        again = trainer.train(state, Task(round, "node", (2,), (1.0,), 1.0, seed=round))
         assert torch.equal(once.delta["weight"], again.delta["weight"])
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
 
@@ -113,22 +113,22 @@ def test_momentum_that_is_not_finite_is_not_kept(tmp_path):
     model = NestedLinear((2, 4), 2).double()
     trainer = linear_trainer(model, split, {"node": list(range(12))}, TrainingSpec(batch_size=12), 1)
     object.__setattr__(trainer, "states", NodeStates(tmp_path))
-    trainer.train(initial_state(model), Task(1, "node", 2, 1.0, seed=0))
+    trainer.train(initial_state(model), Task(1, "node", (2,), (1.0,), 1.0, seed=0))
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_an_update_holds_what_the_exit_covers_and_nothing_else():
     model, trainer = image_trainer(TrainingSpec(batch_size=8), 1)
     for exit in (1, 2, 3):
-        update = trainer.train(initial_state(model), Task(1, "node", exit, 1.0, seed=0))
+        update = trainer.train(initial_state(model), Task(1, "node", (exit,), (1.0,), 1.0, seed=0))
         assert {*update.delta, *update.buffers} == set(model.coverage(exit))
 
 
 def test_training_does_not_depend_on_what_was_trained_before():
     model, trainer = image_trainer(TrainingSpec(batch_size=8), 2)
-    state, task = initial_state(model), Task(1, "node", 2, 1.0, seed=0)
+    state, task = initial_state(model), Task(1, "node", (2,), (1.0,), 1.0, seed=0)
     first = trainer.train(state, task)
-    trainer.train(state, Task(1, "node", 3, 1.0, seed=9))
+    trainer.train(state, Task(1, "node", (3,), (1.0,), 1.0, seed=9))
     again = trainer.train(state, task)
     assert all(torch.equal(first.delta[name], again.delta[name]) for name in first.delta)
     assert all(torch.equal(first.buffers[name], again.buffers[name]) for name in first.buffers)

@@ -24,8 +24,7 @@ def plan_and_backend(split, **fields):
         probabilities=np.array([[1.0, 0.0], [0.0, 1.0]]),
         num_rounds=2,
     )
-    coverage = {exit: model.coverage(exit) for exit in (1, 2)}
-    plan = TrainingPlan(["good", "bad"], profile, lambda profile, round: profile.serve_share, coverage, spec)
+    plan = TrainingPlan(["good", "bad"], profile, lambda profile, round: profile.serve_share, model.coverage, spec)
     return plan, SerialBackend(trainer), initial_state(model)
 
 

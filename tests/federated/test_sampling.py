@@ -64,8 +64,8 @@ def test_exits_are_drawn_as_often_as_the_matrix_says():
     drawn = np.zeros((3, 3))
     for round in range(1, rounds + 1):
         for task in sample_tasks(["a", "b", "c"], matrix, round=round, seed=1):
-            drawn["abc".index(task.node), task.exit - 1] += 1
-            assert task.probability == matrix["abc".index(task.node), task.exit - 1]
+            drawn["abc".index(task.node), task.deepest - 1] += 1
+            assert task.probability == matrix["abc".index(task.node), task.deepest - 1]
     np.testing.assert_allclose(drawn / rounds, matrix, atol=0.015)
 
 
@@ -86,4 +86,26 @@ def test_a_draw_depends_on_seed_round_and_node_only():
 
 def test_the_deepest_tasks_come_first():
     tasks = sample_tasks(NODES, probability_matrix(TREE, EVEN, TrainingSpec()), round=1, seed=0)
-    assert [task.exit for task in tasks] == [3, 2, 2, 1, 1, 1, 1]
+    assert [task.deepest for task in tasks] == [3, 2, 2, 1, 1, 1, 1]
+
+
+def test_all_exits_of_a_node_are_one_task_whose_loss_weighs_them_as_the_server_does():
+    matrix = probability_matrix(TREE, EVEN, TrainingSpec(participation=0.5, local_exits="all"))
+    assert matrix[NODES.index("cloud-0")].tolist() == [0.5, 0.5, 0.5]
+    assert matrix[NODES.index("device-0")].tolist() == [0.5, 0, 0]
+    weights = np.array([0.2, 0.0, 0.6])
+    tasks = [
+        task for t in range(1, 400) for task in sample_tasks(NODES, matrix, round=t, seed=0, joint_weights=weights)
+    ]
+    of_cloud = [task for task in tasks if task.node == "cloud-0"]
+    assert {task.exits for task in of_cloud} == {(1, 3)}  # nobody counts the loss of exit 2
+    assert of_cloud[0].loss_weights == pytest.approx((0.25, 0.75))
+    assert {task.exits for task in tasks if task.node == "device-0"} == {(1,)}
+    assert len(of_cloud) == pytest.approx(200, abs=40)
+    assert {task.probability for task in tasks} == {0.5}
+
+
+def test_a_node_whose_losses_count_nothing_still_has_a_task():
+    matrix = probability_matrix(TREE, EVEN, TrainingSpec(local_exits="all"))
+    tasks = sample_tasks(NODES, matrix, round=1, seed=0, joint_weights=np.array([0.0, 0.0, 1.0]))
+    assert {task.node: task.exits for task in tasks}["device-0"] == (1,)

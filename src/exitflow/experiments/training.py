@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from exitflow.federated.traffic import link_bytes
 from exitflow.federated.types import Backend, ServerState
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, WEIGHTINGS, ExitProfile
 from exitflow.files import write_atomically
+from exitflow.tensors import num_bytes, take
 
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
 
@@ -66,6 +68,7 @@ class Training:
         self._assembly = assembly
         self._spec = assembly.system.training
         self._run_dir = run_dir
+        self._coverage = functools.cache(assembly.model.coverage)
 
     def run(self, backend_name: str, workers: int | None, observer: Observer | None) -> Run:
         """All rounds that are left, and then the trained model."""
@@ -97,11 +100,9 @@ class Training:
 
     def _plan(self, backend: Backend) -> TrainingPlan:
         assembly = self._assembly
-        model = assembly.model
-        coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
         nodes = [node.name for node in assembly.system.topology.nodes]
         return TrainingPlan(
-            nodes, self._profile(nodes, backend), WEIGHTINGS[self._spec.weighting], coverage, self._spec
+            nodes, self._profile(nodes, backend), WEIGHTINGS[self._spec.weighting], self._coverage, self._spec
         )
 
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
@@ -132,7 +133,9 @@ class Training:
         }
 
     def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
-        exit_bytes = {exit: cost.num_bytes for exit, cost in enumerate(self._assembly.costs, start=1)}
+        def covered_bytes(*exits: int) -> int:
+            return num_bytes(take(state.tensors, self._coverage(*exits)))
+
         losses = {str(exit): float(np.mean(values)) for exit, values in sorted(report.losses.items())}
         return {
             "round": report.round,
@@ -141,7 +144,7 @@ class Training:
             "validation": self._validate(state),
             "num_tasks": len(report.tasks),
             "dropped": report.dropped,
-            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, exit_bytes),
+            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
             "seconds": report.seconds,
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,8 +28,16 @@ class TrainingPlan:
     nodes: Sequence[str]
     profile: ExitProfile
     weighting: ExitWeighting
-    coverage: Mapping[int, Coverage]
+    coverage: Callable[..., Coverage]  # of any exits
     spec: TrainingSpec
+
+    def tasks(self, round: int, exit_weights: FloatArray) -> list[Task]:
+        """Who trains what."""
+        profile = self.profile
+        joint_weights = exit_weights / profile.exit_samples if self.spec.trains_all_exits else None
+        return sample_tasks(
+            self.nodes, profile.probabilities, round=round, seed=self.spec.seed, joint_weights=joint_weights
+        )
 
     def aggregation(self, exit_weights: FloatArray) -> Aggregation:
         """The server's step under these weights."""
@@ -65,9 +73,10 @@ def run_rounds(
     """Train from `state` to the last round; yields the state after each."""
     for round in range(state.round + 1, plan.spec.rounds + 1):
         started = time.perf_counter()
-        tasks = sample_tasks(plan.nodes, plan.profile.probabilities, round=round, seed=plan.spec.seed)
-        report = RoundReport(round, plan.weighting(plan.profile, round), tasks)
-        updates = screen(backend.run(state, tasks), report, stop=plan.spec.on_nonfinite == "stop", progress=progress)
+        exit_weights = plan.weighting(plan.profile, round)
+        report = RoundReport(round, exit_weights, plan.tasks(round, exit_weights))
+        updates = backend.run(state, report.tasks)
+        updates = screen(updates, report, stop=plan.spec.on_nonfinite == "stop", progress=progress)
         state = aggregate(state, updates, plan.aggregation(report.exit_weights))
         report.seconds = time.perf_counter() - started
         yield state, report
@@ -82,11 +91,12 @@ def screen(
             progress(report.round, count, len(report.tasks))
         task = update.task
         if all_finite(update.delta) and all_finite(update.buffers):
-            report.losses.setdefault(task.exit, []).append(update.loss)
+            for exit, loss in zip(task.exits, update.losses, strict=True):
+                report.losses.setdefault(exit, []).append(loss)
             yield update
         elif stop:
             raise TrainingError(
-                f"node {task.node!r} returned NaN or infinity for exit {task.exit} in round {task.round}"
+                f"node {task.node!r} returned NaN or infinity for exit {task.deepest} in round {task.round}"
             )
         else:
             report.dropped.append(task.node)

@@ -30,6 +30,7 @@ class TrainingSpec:
     weight_decay: float = 5e-4
     help_probability: float = 0.0  # p: how often a node trains each exit below its own
     participation: float = 1.0  # the probability that a node takes part in a round
+    local_exits: Literal["all", "one"] | None = None  # a node trains all exits up to its own at once, or a drawn one
     sampling: dict[str, tuple[float, ...]] = field(default_factory=dict)  # p_{i,e} in full: node -> exits 1..E_i
     server_step: Literal["coverage", "paper"] = "coverage"
     server_learning_rate: float = 1.0  # eta_s
@@ -55,6 +56,16 @@ class TrainingSpec:
         require(0 <= self.momentum < 1, "momentum", f"must be from 0 to below 1, got {self.momentum}")
         require(0 < self.participation <= 1, "participation", f"must be above 0, up to 1, got {self.participation}")
         require(0 <= self.help_probability <= 1, "help_probability", f"must be 0 to 1, got {self.help_probability}")
+        if self.local_exits == "all":
+            problem = 'is about which one exit a node trains; it needs local_exits = "one"'
+            require(self.help_probability == 0, "help_probability", problem)
+            require(not self.sampling, "sampling", problem)
         if self.schedule == "theorem":
             given = self.strong_convexity is not None and self.smoothness is not None
             require(given, "schedule", "'theorem' needs strong_convexity (mu) and smoothness (L)")
+
+    @property
+    def trains_all_exits(self) -> bool:
+        """Whether a node trains all exits up to its own at once. Unless it is said, only `auto` does."""
+        drawn = bool(self.sampling) or self.help_probability > 0
+        return self.local_exits == "all" or (self.local_exits is None and self.weighting == "auto" and not drawn)

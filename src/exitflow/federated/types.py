@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # planning draws tasks without PyTorch
     from torch import Tensor
@@ -14,25 +14,36 @@ if TYPE_CHECKING:  # planning draws tasks without PyTorch
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Node `node` trains exit `exit` in this round."""
+    """Node `node` trains these exits in this round: one of them, in Algorithm 1."""
 
     round: int  # t, from 1
     node: str  # i
-    exit: int  # e
-    probability: float  # p_{i,e}
+    exits: tuple[int, ...]  # rising
+    loss_weights: tuple[float, ...]  # of each exit's loss in the local loss; above 0, they sum to 1
+    probability: float  # p_{i,e}, of each of them
     seed: int  # of all that is random in it
+
+    @property
+    def deepest(self) -> int:
+        """The deepest exit that is trained."""
+        return self.exits[-1]
+
+
+def task_from_json(values: Mapping[str, Any]) -> Task:
+    """The task whose fields came through JSON."""
+    return Task(**{**values, "exits": tuple(values["exits"]), "loss_weights": tuple(values["loss_weights"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What came of a task. Holds the slices that the exit covers, and only those."""
+    """What came of a task. Holds the slices that its exits cover, and only those."""
 
     task: Task
     delta: Tensors  # g_{i,e} = w^(t,J) - w^(t)
     buffers: Tensors  # batch-norm statistics after the last step
     num_samples: int  # |S_i|
     num_steps: int  # J
-    loss: float  # mean over the steps
+    losses: tuple[float, ...]  # of each exit, mean over the steps
 
 
 @dataclass(frozen=True)

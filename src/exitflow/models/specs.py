@@ -17,7 +17,7 @@ class EarlyExitResNet:
 
     family: Literal["early-exit-resnet"] = "early-exit-resnet"
     width: int = 16  # channels of the first stage; the paper's is 64
-    stem_stride: int = 1  # of the first convolution; 2 halves the cost of everything
+    stem_stride: int = 1  # of the first convolution; 2 quarters the cost of all that follows
     blocks: tuple[int, ...] = (2, 2, 2, 2)  # basic blocks in each stage
     strides: tuple[int, ...] = (1, 2, 2, 2)  # of the first block in each stage
     exit_blocks: tuple[int, ...] = ()  # the residual block behind which each exit stands; (): spread evenly
