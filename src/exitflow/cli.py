@@ -11,7 +11,15 @@ import click
 from exitflow import __version__
 from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, suggestion
 from exitflow.federated.weighting import WEIGHTINGS
-from exitflow.report.terminal import percent, print_table, progress_bar, rate, spread
+from exitflow.report.terminal import (
+    percent,
+    print_figures,
+    print_gradient_variance,
+    print_table,
+    progress_bar,
+    rate,
+    spread,
+)
 from exitflow.routing import CONFIDENCES
 
 if TYPE_CHECKING:
@@ -268,6 +276,77 @@ def compare(
     ]
     count = f"{len(numbers)} seed{'s' if len(numbers) > 1 else ''}"
     print_table(f"{loaded.name}: test accuracy in %, {count}", ["weighting", *exits, "as served"], rows)
+
+
+@main.command()
+@click.argument("table")
+@click.option("--scale", type=click.Choice(["small", "paper"]), default="small", show_default=True, help="How large.")
+@click.option("--seeds", metavar="N,N", default="9,42,67", show_default=True, help="Every training with each of them.")
+@click.option("--datasets", metavar="A,B", default="cifar10,cifar100", show_default=True, help="On which data.")
+@click.option("--out", metavar="DIR", help="Where results are kept; results/SCALE if not given.")
+@click.option("--device", default="cpu", show_default=True, help="Where PyTorch computes, such as cuda.")
+@_workers
+@_data_dir
+@_json
+def reproduce(
+    table: str,
+    scale: Any,
+    seeds: str,
+    datasets: str,
+    out: str | None,
+    device: str,
+    workers: int | None,
+    data_dir: str | None,
+    as_json: bool,
+) -> None:
+    """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
+
+    TABLE is table1, table2, table4, table5, table6, gradient-variance (the paper's Table 3), ours, parts, or all.
+    Trainings that several cells share run once; a run that was killed goes on where it stood.
+
+    \b
+    Example:
+      exitflow reproduce table1 --data-dir data --seeds 9
+      exitflow reproduce all --scale paper --device cuda
+    """
+    import os
+    from pathlib import Path
+
+    from exitflow.experiments.figures import TableFigures
+    from exitflow.experiments.reproduction import Reproduction
+    from exitflow.experiments.results import Results
+    from exitflow.experiments.tables import GRADIENT_VARIANCE, TABLES, find_table
+
+    chosen = list(TABLES.values()) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
+    names, numbers = _dataset_names(datasets), _seeds(seeds)
+    results = Results(out or Path("results") / scale)
+    reproduction = Reproduction(results, scale, data_dir, device)
+    jobs = reproduction.missing(chosen, numbers, names)
+    with progress_bar(len(jobs), unit="trainings") as show:
+        reproduction.run(jobs, workers=workers or os.cpu_count() or 1, observer=show)
+        if table in ("all", GRADIENT_VARIANCE):
+            for name in names:
+                for seed in numbers:
+                    show(f"gradient variance, {name}, seed {seed}", len(jobs))
+                    reproduction.measure_gradient_variance(name, seed)
+    figures = [TableFigures(each, results, tuple(numbers)) for each in chosen]
+    if as_json:
+        _print_json([each.to_json() for each in figures])
+        return
+    for each in figures:
+        print_figures(each, names)
+    if table in ("all", GRADIENT_VARIANCE):
+        print_gradient_variance(results, names, numbers)
+
+
+def _dataset_names(text: str) -> list[str]:
+    from exitflow.experiments.tables import DATASETS
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in DATASETS:
+            raise ConfigError(f"expected cifar10, cifar100 or both, got {name!r}", key="--datasets")
+    return names
 
 
 def _overrides(

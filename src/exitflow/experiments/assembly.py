@@ -89,7 +89,7 @@ class Assembly:
         params = {name: param.detach().clone() for name, param in self.model.named_parameters()}
         return ServerState(0, params, {name: buffer.clone() for name, buffer in self.model.named_buffers()})
 
-    def trainer(self, state_folder: Path) -> LocalTrainer:
+    def trainer(self, state_folder: Path, *, device: str = "cpu") -> LocalTrainer:
         """What the nodes do."""
         spec, data = self.system.training, self.system.data
         seed = derive(spec.seed, "partition")
@@ -97,4 +97,5 @@ class Assembly:
         indices = {node: torch.from_numpy(rows) for node, rows in held.items()}
         node_data = NodeData(self.dataset.train, indices, self.dataset.preparation, augment=data.augment)
         states = NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None
-        return LocalTrainer(self.model, node_data, spec, self.num_steps, make_schedule(spec, self.num_steps), states)
+        schedule = make_schedule(spec, self.num_steps)
+        return LocalTrainer(self.model, node_data, spec, self.num_steps, schedule, states, device)

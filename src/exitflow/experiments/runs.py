@@ -63,10 +63,10 @@ class Run:
         model = Assembly(self.system, dataset or dataset_of(self.system)).model
         return with_weights(model, self.state(), source=str(self.path))
 
-    def outputs(self, dataset: Dataset | None = None) -> ExitOutputs:
+    def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
         """The logits of all exits on the test set: one pass, from which any serving setting can be evaluated."""
         dataset = dataset or dataset_of(self.system)
-        return exit_outputs(self.model(dataset), dataset.test, dataset.preparation)
+        return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
 
 
 @torch.no_grad()

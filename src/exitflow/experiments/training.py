@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from exitflow.data.dataset import Dataset
+from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
@@ -36,13 +37,14 @@ def train(
     backend: str = "serial",
     workers: int | None = None,
     dataset: Dataset | None = None,
+    device: str = "cpu",
     observer: Observer | None = None,
 ) -> Run:
     """Train `system` into the new directory `out`. The result does not depend on the backend or its workers."""
     assembly = Assembly(system, dataset or dataset_of(system))
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
     run_dir = RunDir.create(out, system.to_toml())
-    return Training(assembly, run_dir).run(backend, workers, observer)
+    return Training(assembly, run_dir, device).run(backend, workers, observer)
 
 
 def resume(
@@ -51,6 +53,7 @@ def resume(
     backend: str = "serial",
     workers: int | None = None,
     dataset: Dataset | None = None,
+    device: str = "cpu",
     observer: Observer | None = None,
 ) -> Run:
     """Go on with the run in `path`. The result is that of an uninterrupted run, bit for bit."""
@@ -58,16 +61,27 @@ def resume(
     if run.finished:
         return run
     assembly = Assembly(run.system, dataset or dataset_of(run.system))
-    return Training(assembly, run.directory).run(backend, workers, observer)
+    return Training(assembly, run.directory, device).run(backend, workers, observer)
+
+
+def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
+    """The run of `system` in `path`: found there, gone on with, or trained."""
+    if not RunDir(path).spec.is_file():
+        return train(system, path, **execution)
+    found = Run(path).system
+    if replace(found, data=replace(found.data, dir=None)) != replace(system, data=replace(system.data, dir=None)):
+        raise RunError(f"{path}: holds a run of another system; choose another --out")
+    return resume(path, **execution)
 
 
 class Training:
     """The rounds of Algorithm 1, with their records and checkpoints."""
 
-    def __init__(self, assembly: Assembly, run_dir: RunDir) -> None:
+    def __init__(self, assembly: Assembly, run_dir: RunDir, device: str = "cpu") -> None:
         self._assembly = assembly
         self._spec = assembly.system.training
         self._run_dir = run_dir
+        self._device = device
         self._coverage = functools.cache(assembly.model.coverage)
 
     def run(self, backend_name: str, workers: int | None, observer: Observer | None) -> Run:
@@ -75,7 +89,7 @@ class Training:
         with self._run_dir.lock():
             state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
             self._run_dir.forget_records_after(state.round)
-            trainer = self._assembly.trainer(self._run_dir.node_states)
+            trainer = self._assembly.trainer(self._run_dir.node_states, device=self._device)
             with open_backend(backend_name, trainer, state, workers=workers) as backend:
                 for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
                     pass
@@ -154,6 +168,6 @@ class Training:
             return None
         assembly = self._assembly
         model = with_weights(assembly.model, state, source=str(self._run_dir.path))
-        outputs = exit_outputs(model, assembly.dataset.validation, assembly.dataset.preparation)
+        outputs = exit_outputs(model, assembly.dataset.validation, assembly.dataset.preparation, device=self._device)
         evaluation = evaluate_plan(outputs, assembly.system.topology, assembly.plan)
         return {"exit_accuracy": list(evaluation.exit_accuracy), "accuracy": evaluation.accuracy}
