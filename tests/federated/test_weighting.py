@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, least_noise
+from exitflow.theory.costs import calibrated_costs
+from tests.theory.cases import paper_inputs
 
 
 def profile(**changes):
@@ -16,7 +20,11 @@ def profile(**changes):
         "num_rounds": 100,
         "gradient_variance": np.array([0.00374, 0.00224, 0.00101]),
     }
-    return ExitProfile(**(fields | changes))
+    known = ExitProfile(**(fields | changes))
+    bound = paper_inputs(
+        serve_share=known.serve_share, samples=known.samples, probabilities=known.probabilities, num_rounds=100
+    )
+    return replace(known, bound=bound)
 
 
 @pytest.mark.parametrize("name", WEIGHTINGS)
@@ -50,6 +58,14 @@ def test_balanced_adj_by_hand():
     o = [1 / (0.00374**2 / 4), 1 / (0.00224**2 / 2), 1 / 0.00101**2]
     expected = [(share + value / sum(o)) / 2 for share, value in zip([0.8, 0.15, 0.05], o, strict=True)]
     assert WEIGHTINGS["balanced-adj"](profile(), 1).tolist() == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=3, max_size=3))
+def test_no_other_weighting_has_a_lower_calibrated_bound_than_bound_min(shares):
+    known = profile(serve_share=np.array(shares) / sum(shares))
+    costs = calibrated_costs(known.bound)
+    total = {name: costs.terms(weighting(known, 100)).total for name, weighting in WEIGHTINGS.items()}
+    assert total["bound-min"] <= min(total.values()) + 1e-12
 
 
 def first_term_of_b(weights, known):

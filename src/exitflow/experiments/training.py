@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.runs import Run, with_weights
 from exitflow.experiments.system import System
 from exitflow.federated.backends import open_backend
-from exitflow.federated.loop import RoundReport, TrainingPlan, measure_gradient_variance, run_rounds
+from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
+from exitflow.federated.measuring import GradientTable, measure_gradients
 from exitflow.federated.run_dir import RunDir, save_state
 from exitflow.federated.traffic import link_bytes
 from exitflow.federated.types import Backend, ServerState
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, WEIGHTINGS, ExitProfile
 from exitflow.files import write_atomically
+from exitflow.theory.costs import calibrated_costs
 
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
 
@@ -106,19 +107,19 @@ class Training:
 
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
         """Measured once, before the first round, and then kept with the run."""
-        profile, file = self._assembly.profile, self._run_dir.path / "profile.json"
-        if file.is_file():
-            variance = json.loads(file.read_text())["gradient_variance"]
+        assembly, file = self._assembly, self._run_dir.path / "profile.json"
+        known = json.loads(file.read_text()).get("gradients") if file.is_file() else None
+        if known is not None:
+            table: GradientTable | None = GradientTable.from_json(known)
         elif self._spec.weighting in NEEDS_GRADIENT_VARIANCE:
-            variance = measure_gradient_variance(nodes, profile, self._assembly.initial_state(), backend).tolist()
+            table = measure_gradients(nodes, assembly.profile.probabilities, assembly.initial_state(), backend)
         else:
-            variance = None
-        if variance is not None:
-            profile = replace(profile, gradient_variance=np.array(variance))
-        write_atomically(file, json.dumps(self._profile_json(profile), indent=1).encode())
+            table = None
+        profile = assembly.measured_profile(table) if table else assembly.profile
+        write_atomically(file, json.dumps(self._profile_json(profile, table), indent=1).encode())
         return profile
 
-    def _profile_json(self, profile: ExitProfile) -> dict[str, Any]:
+    def _profile_json(self, profile: ExitProfile, table: GradientTable | None) -> dict[str, Any]:
         costs = self._assembly.costs
         variance = profile.gradient_variance
         return {
@@ -129,7 +130,16 @@ class Training:
             "exit_samples": profile.exit_samples.tolist(),
             "node_samples": self._assembly.samples,
             "gradient_variance": None if variance is None else variance.tolist(),
+            "gradients": table.to_json() if table else None,
+            "error_terms": self._error_terms(profile),
         }
+
+    def _error_terms(self, profile: ExitProfile) -> dict[str, float] | None:
+        """What the weights of the last round cost by Theorem 1, calibrated; None where nothing was measured."""
+        if profile.bound is None:
+            return None
+        weights = WEIGHTINGS[self._spec.weighting](profile, self._spec.rounds)
+        return calibrated_costs(profile.bound).terms(weights).to_json()
 
     def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
         exit_bytes = {exit: cost.num_bytes for exit, cost in enumerate(self._assembly.costs, start=1)}

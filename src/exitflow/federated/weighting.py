@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.theory.bound import BoundInputs
+from exitflow.theory.costs import calibrated_costs, cheapest_weights
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -24,6 +27,7 @@ class ExitProfile:
     probabilities: FloatArray  # (N, E) p_{i,e}
     num_rounds: int  # T
     gradient_variance: FloatArray | None = None  # (E,) v_e, measured; only where the weighting needs it
+    bound: BoundInputs | None = None  # Theorem 1 for this training, from what was measured; likewise
 
     @property
     def exit_samples(self) -> FloatArray:
@@ -55,6 +59,12 @@ def balanced_adj(profile: ExitProfile, round: int) -> FloatArray:
     return (_normalised(profile.serve_share) + least_noise(profile)) / 2
 
 
+def bound_min(profile: ExitProfile, round: int) -> FloatArray:
+    """The weights with the lowest bound of Theorem 1, calibrated so that no error exceeds the loss that can be lost."""
+    assert profile.bound is not None
+    return cheapest_weights(calibrated_costs(profile.bound))
+
+
 def least_noise(profile: ExitProfile) -> FloatArray:
     """The minimiser of B's first term, the sum over (i, e) of (Lambda-tilde_e |S_i| / |S_{e,p}|)^2 v_e^2."""
     assert profile.gradient_variance is not None
@@ -73,5 +83,6 @@ WEIGHTINGS: dict[str, ExitWeighting] = {
     "flops-prop": flops_prop,
     "serving-rate": serving_rate,
     "balanced-adj": balanced_adj,
+    "bound-min": bound_min,
 }
-NEEDS_GRADIENT_VARIANCE = frozenset({"balanced-adj"})
+NEEDS_GRADIENT_VARIANCE = frozenset({"balanced-adj", "bound-min"})

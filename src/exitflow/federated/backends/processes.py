@@ -24,7 +24,7 @@ from torch import Tensor
 
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import ServerState, Task, Update
+from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 from exitflow.tensors import Layout, copy_into, take
 
 SPARE_SLOTS = (
@@ -55,11 +55,11 @@ class ProcessesBackend:
             delta, buffers = self._shared.update(task.exit, slot)
             yield Update(task, delta, buffers, reply["num_samples"], reply["num_steps"], reply["loss"])
 
-    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
+    def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
         """Of each (node, exit)."""
         self._shared.broadcast(state)
-        jobs = [{"kind": "variance", "node": node, "exit": exit} for node, exit in pairs]
-        return [reply["variance"] for _, reply in self._in_order(jobs)]
+        jobs = [{"kind": "gradients", "node": node, "exit": exit} for node, exit in pairs]
+        return [GradientFigures(**reply) for _, reply in self._in_order(jobs)]
 
     def close(self) -> None:
         """End the workers."""
@@ -122,7 +122,7 @@ class _Worker:
 
 
 def _describe(job: Mapping[str, Any]) -> str:
-    if job["kind"] == "variance":
+    if job["kind"] == "gradients":
         return f"the gradients of node {job['node']!r}, exit {job['exit']}"
     task = job["task"]
     return f"round {task['round']}, node {task['node']!r}, exit {task['exit']}"
@@ -179,8 +179,8 @@ def _work(trainer: LocalTrainer, shared: _SharedTensors, connection: Connection,
 
 
 def _do(trainer: LocalTrainer, shared: _SharedTensors, job: Mapping[str, Any]) -> dict[str, Any]:
-    if job["kind"] == "variance":
-        return {"variance": trainer.gradient_variance(shared.state, job["node"], job["exit"])}
+    if job["kind"] == "gradients":
+        return dataclasses.asdict(trainer.measure_gradients(shared.state, job["node"], job["exit"]))
     update = trainer.train(shared.state, Task(**job["task"]))
     delta, buffers = shared.update(update.task.exit, job["slot"])
     copy_into(delta, update.delta)
