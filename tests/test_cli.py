@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from exitflow.cli import main
+from exitflow.federated.weighting import WEIGHTINGS
 from tests.small import TINY
 
 TINY_OPTIONS = [part for override in TINY for part in ("--set", override)]
@@ -129,6 +130,25 @@ def test_compare_prints_a_row_for_each_weighting(tmp_path):
     assert len(found["weightings"]["equal-weight"]["exit_accuracy"]) == 3
 
 
+def test_explain_sets_the_weightings_side_by_side():
+    output = call("explain", "paper-7", "--backend", "serial", *TINY_OPTIONS).stdout
+    rows = [line for line in output.splitlines() if any(name in line.split() for name in WEIGHTINGS)]
+    assert [row.split()[0] for row in rows] == list(WEIGHTINGS)
+    assert len({len(row) for row in rows}) == 1  # aligned
+    assert all(len(row.split()) == 1 + 3 + 5 for row in rows)
+    assert "Least in total: " in output
+    found = json.loads(call("explain", "paper-7", "--backend", "serial", "--json", *TINY_OPTIONS).stdout)
+    weights = found["weightings"]["serving-rate"]["weights"]
+    assert weights == pytest.approx([0.8, 0.15, 0.05])
+    assert set(found["weightings"]["bound-min"]["terms"]) == {
+        "generalisation",
+        "bias",
+        "noise",
+        "sampling",
+        "total",
+    }
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
@@ -140,6 +160,7 @@ def test_compare_prints_a_row_for_each_weighting(tmp_path):
         (["train", "paper-7", "--out", "x", "--seed", "-1"], "training.seed: must be 0 or more, got -1"),
         (["train", "paper-7", "--out", "x", "--weighting", "best"], "training.weighting: there is no weighting 'best'"),
         (["train", "paper-7-cifar10", "--out", "x"], "say where with --data-dir, data.dir or $EXITFLOW_DATA_DIR"),
+        (["explain", "nothing.toml"], "exitflow: nothing.toml: no such file\n"),
         (["evaluate", "nowhere"], "exitflow: nowhere: is not a run directory"),
         (["compare", "paper-7", "--weightings", "serving-rat"], "did you mean 'serving-rate'?"),
         (
@@ -160,7 +181,7 @@ def test_a_bad_setting_is_refused(run):
     assert "such as 80-15-5" in call("evaluate", run, "--serving", "lots", code=2).stderr
 
 
-@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "compare"])
+@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "compare", "explain"])
 def test_every_command_explains_itself_with_an_example(command):
     output = call(command, "--help").stdout
     assert "Example:" in output

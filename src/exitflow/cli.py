@@ -24,6 +24,7 @@ from exitflow.routing import CONFIDENCES
 
 if TYPE_CHECKING:
     from exitflow.evaluation.accuracy import Evaluation
+    from exitflow.experiments.explanation import Explanation
     from exitflow.experiments.runs import Run
 
 BACKENDS = ("processes", "serial")
@@ -347,6 +348,63 @@ def _dataset_names(text: str) -> list[str]:
         if name not in DATASETS:
             raise ConfigError(f"expected cifar10, cifar100 or both, got {name!r}", key="--datasets")
     return names
+
+
+@main.command()
+@click.argument("system")
+@_backend
+@_workers
+@_data_dir
+@_set
+@_json
+def explain(
+    system: str,
+    backend: str,
+    workers: int | None,
+    data_dir: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Why one weighting and not another: their weights in the last round of SYSTEM, and the errors these allow.
+
+    Measures the gradients at the initial model, and fills the paper's error bound with them. The errors are in units
+    of the loss; docs/theory.md says what is measured and what is estimated.
+
+    \b
+    Example:
+      exitflow explain campus.toml
+      exitflow explain paper-7:5-15-80 --set training.rounds=5 --json
+    """
+    from exitflow.experiments import explanation
+    from exitflow.experiments.system import load_system
+
+    loaded = load_system(system, _overrides(data_dir=data_dir, overrides=overrides))
+    result = explanation.explain(loaded, backend=backend, workers=workers)
+    if as_json:
+        _print_json(result.to_json())
+        return
+    exits = [f"exit {exit}" for exit in range(1, loaded.topology.num_exits + 1)]
+    errors = ("generalisation", "bias", "noise", "sampling", "total")
+    rows = [
+        [name, *(percent(weight) for weight in weights), *(f"{terms.to_json()[error]:.3f}" for error in errors)]
+        for (name, weights), terms in zip(result.weights.items(), result.terms.values(), strict=True)
+    ]
+    title = f"{loaded.name}: weights in %, and the errors they allow, {result.inputs.loss_bound:.2f} each at most"
+    print_table(title, ["weighting", *exits, *errors], rows)
+    click.echo(f"Least in total: {result.cheapest}. {_why(result)}")
+
+
+def _why(result: Explanation) -> str:
+    """What the other weightings pay for."""
+    best = result.terms[result.cheapest].to_json()
+    worst = {
+        error: max(terms.to_json()[error] for terms in result.terms.values()) - best[error]
+        for error in ("generalisation", "bias", "noise", "sampling")
+    }
+    error = max(worst, key=worst.__getitem__)
+    if worst[error] < 1e-3:
+        return "The errors hardly tell the weightings apart."
+    return f"What tells the others apart most is {error}: up to {worst[error]:.3f} more."
 
 
 def _overrides(

@@ -139,7 +139,7 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
             "data.partition: must be one of 'equal', 'biased', 'highly-biased', got 'even'",
         ),
         (CAMPUS + "[data]\nlayer_shares = [1, 2]\n", "data.layer_shares: one for each of the 3 exits, got 2"),
-        (CAMPUS + "[data]\nlayer_shares = [1, 0, 2]\n", "exit 2 has no data to train on"),
+        (CAMPUS + "[data]\nlayer_shares = [1, 2, 0]\n", "exit 3 has no data to train on"),
         (CAMPUS + "[training]\nweighting = 'serving'\n", "training.weighting: there is no weighting 'serving'"),
         (CAMPUS + "[training]\nrounds = 0\n", "training.rounds: must be at least 1, got 0"),
         (CAMPUS + "[training]\nmomentum = 1.0\n", "training.momentum: must be from 0 to below 1, got 1.0"),
@@ -172,8 +172,9 @@ def test_an_exit_between_nodes_needs_help_to_be_trained():
     from exitflow.experiments.system import decode_system
 
     with pytest.raises(ConfigError, match="exit 2 has no data to train on"):
-        decode_system(gap)
+        decode_system(gap, ["training.weighting=serving-rate"])
     assert decode_system(gap, text).topology.num_exits == 3
+    assert decode_system(gap).training.trains_all_exits
 
 
 @pytest.mark.parametrize(

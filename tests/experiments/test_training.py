@@ -69,6 +69,32 @@ def test_the_profile_says_what_the_weighting_knew(tmp_path):
     assert run.records[0]["exit_weights"] == pytest.approx(weights.tolist())
 
 
+def test_the_profile_of_bound_min_says_what_its_weights_cost(tmp_path):
+    run = train(tiny_system("training.weighting=bound-min"), tmp_path / "run", dataset=DATA)
+    profile = json.loads((run.path / "profile.json").read_text())
+    assert set(profile["error_terms"]) == {"generalisation", "bias", "noise", "sampling", "total"}
+    assert profile["gradients"]["variance"][0][0] > 0
+    assert profile["gradients"]["variance"][0][1:] == [None, None]  # a device trains exit 1 only
+    assert all(record["exit_weights"] == run.records[0]["exit_weights"] for record in run.records)
+
+
+def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
+    def stop(rounds: float) -> None:
+        if rounds >= 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny_system("training.weighting=bound-min"), tmp_path / "run", dataset=DATA, observer=stop)
+    file = tmp_path / "run" / "profile.json"
+    profile = json.loads(file.read_text())
+    for device in range(4):
+        profile["gradients"]["variance"][device][0] = 1e6  # exit 1 now looks too noisy for the 80 % that it serves
+    file.write_text(json.dumps(profile))
+    records = resume(tmp_path / "run", dataset=DATA).records
+    assert records[0]["exit_weights"][0] == pytest.approx(0.8)
+    assert records[-1]["exit_weights"][0] < 0.6
+
+
 def test_the_seed_decides_everything(tmp_path):
     one, same, other = (
         train(tiny_system(f"training.seed={seed}"), tmp_path / name, dataset=DATA)
@@ -94,6 +120,7 @@ INTERRUPTED = {
     "help and partial participation": ("training.help_probability=0.2", "training.participation=0.7"),
     "momentum kept": ("training.momentum_between_rounds=keep",),
     "measured weighting": ("training.weighting=balanced-adj",),
+    "minimised bound": ("training.weighting=bound-min", "training.help_probability=0.2"),
 }
 
 

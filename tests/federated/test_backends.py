@@ -33,7 +33,7 @@ def final_state(name, workers, overrides, folder):
     plan = TrainingPlan(nodes, assembly.profile, WEIGHTINGS["serving-rate"], assembly.model.coverage, system.training)
     losses = []
     with open_backend(name, assembly.trainer(folder), state, workers=workers) as backend:
-        variances = backend.gradient_variances(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])
+        variances = backend.measure_gradients(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])
         for state, report in run_rounds(plan, state, backend):
             losses.append(report.losses)
     return state, losses, variances

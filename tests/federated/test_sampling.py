@@ -6,13 +6,14 @@ from exitflow.federated.sampling import check_every_exit_is_trained, probability
 from exitflow.federated.spec import TrainingSpec
 from exitflow.topology.presets import paper_tree
 
+PAPER = TrainingSpec(weighting="serving-rate")
 TREE = paper_tree(7, "80-15-5")
 NODES = [node.name for node in TREE.nodes]
 EVEN = dict.fromkeys(NODES, 1.0)
 
 
 def test_without_help_every_node_trains_its_own_exit():
-    matrix = probability_matrix(TREE, EVEN, TrainingSpec())
+    matrix = probability_matrix(TREE, EVEN, PAPER)
     assert matrix.tolist() == [[1, 0, 0]] * 4 + [[0, 1, 0]] * 2 + [[0, 0, 1]]
 
 
@@ -27,7 +28,7 @@ def test_participation_is_inside_the_probabilities():
 
 
 def test_a_node_without_samples_trains_nothing():
-    matrix = probability_matrix(TREE, EVEN | {"device-0": 0.0}, TrainingSpec())
+    matrix = probability_matrix(TREE, EVEN | {"device-0": 0.0}, PAPER)
     assert matrix[0].tolist() == [0, 0, 0]
 
 
@@ -85,7 +86,7 @@ def test_a_draw_depends_on_seed_round_and_node_only():
 
 
 def test_the_deepest_tasks_come_first():
-    tasks = sample_tasks(NODES, probability_matrix(TREE, EVEN, TrainingSpec()), round=1, seed=0)
+    tasks = sample_tasks(NODES, probability_matrix(TREE, EVEN, PAPER), round=1, seed=0)
     assert [task.deepest for task in tasks] == [3, 2, 2, 1, 1, 1, 1]
 
 

@@ -15,6 +15,7 @@ from exitflow.data.sources import load_dataset
 from exitflow.errors import ConfigError
 from exitflow.experiments.system import System
 from exitflow.federated.local import LocalTrainer, NodeData
+from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.schedules import make_schedule
@@ -76,6 +77,12 @@ class Assembly:
             probabilities=probabilities,
             num_rounds=self.system.training.rounds,
         )
+
+    def measured_profile(self, table: GradientTable) -> ExitProfile:
+        """The profile with what was measured of the gradients."""
+        num_parameters = [cost.num_parameters for cost in self.costs]
+        spec = self.system.training
+        return measured_profile(self.profile, table, num_parameters=num_parameters, spec=spec, num_steps=self.num_steps)
 
     @property
     def num_steps(self) -> int:

@@ -31,7 +31,7 @@ from exitflow.experiments.system import System
 from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, system_for_variance
 from exitflow.experiments.training import resume_or_train
 from exitflow.federated.backends.serial import SerialBackend
-from exitflow.federated.loop import measure_gradient_variance
+from exitflow.federated.measuring import exit_means, measure_gradients
 from exitflow.topology.settings import PAPER_SETTINGS
 
 KEPT = ("spec.toml", "rounds.jsonl", "profile.json")
@@ -97,7 +97,9 @@ class Reproduction:
         assembly = Assembly(system, _dataset(dataset, self.data_dir))
         nodes = [node.name for node in system.topology.nodes]
         trainer = assembly.trainer(path.parent / ".work", device=self.device)
-        variance = measure_gradient_variance(nodes, assembly.profile, assembly.initial_state(), SerialBackend(trainer))
+        profile = assembly.profile
+        table = measure_gradients(nodes, profile.probabilities, assembly.initial_state(), SerialBackend(trainer))
+        variance = exit_means(table.mean_variance, profile.samples)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"gradient_variance": variance.tolist(), **provenance()})
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from exitflow.data.dataset import Dataset
 from exitflow.errors import RunError
@@ -19,14 +20,17 @@ from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.runs import Run, with_weights
 from exitflow.experiments.system import System
 from exitflow.federated.backends import open_backend
-from exitflow.federated.loop import RoundReport, TrainingPlan, measure_gradient_variance, run_rounds
+from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
+from exitflow.federated.measuring import GradientTable, measure_gradients
 from exitflow.federated.run_dir import RunDir, save_state
 from exitflow.federated.traffic import link_bytes
 from exitflow.federated.types import Backend, ServerState
-from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, WEIGHTINGS, ExitProfile
+from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, WEIGHTINGS, ExitProfile
 from exitflow.files import write_atomically
 from exitflow.tensors import num_bytes, take
+from exitflow.theory.costs import calibrated_costs
 
+FloatArray = npt.NDArray[np.float64]
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
 
 
@@ -115,25 +119,39 @@ class Training:
     def _plan(self, backend: Backend) -> TrainingPlan:
         assembly = self._assembly
         nodes = [node.name for node in assembly.system.topology.nodes]
-        return TrainingPlan(
-            nodes, self._profile(nodes, backend), WEIGHTINGS[self._spec.weighting], self._coverage, self._spec
-        )
+        return TrainingPlan(nodes, self._profile(nodes, backend), self._weighting, self._coverage, self._spec)
+
+    def _weighting(self, profile: ExitProfile, round: int) -> FloatArray:
+        """The weights by what is known when `round` begins."""
+        served_error = self._served_error(round)
+        return WEIGHTINGS[self._spec.weighting](replace(profile, served_error=served_error), round)
+
+    def _served_error(self, round: int) -> FloatArray | None:
+        """On the last validation before `round`, which the records hold: so a resumed run knows the same."""
+        if self._spec.weighting not in NEEDS_VALIDATION:
+            return None
+        earlier = [record["validation"] for record in self._run_dir.records() if record["round"] < round]
+        validated = [validation for validation in earlier if validation]
+        if not validated:
+            return None
+        accuracy = [1.0 if value is None else value for value in validated[-1]["served_accuracy"]]
+        return 1 - np.array(accuracy)
 
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
         """Measured once, before the first round, and then kept with the run."""
-        profile, file = self._assembly.profile, self._run_dir.path / "profile.json"
-        if file.is_file():
-            variance = json.loads(file.read_text())["gradient_variance"]
+        assembly, file = self._assembly, self._run_dir.path / "profile.json"
+        known = json.loads(file.read_text()).get("gradients") if file.is_file() else None
+        if known is not None:
+            table: GradientTable | None = GradientTable.from_json(known)
         elif self._spec.weighting in NEEDS_GRADIENT_VARIANCE:
-            variance = measure_gradient_variance(nodes, profile, self._assembly.initial_state(), backend).tolist()
+            table = measure_gradients(nodes, assembly.profile.probabilities, assembly.initial_state(), backend)
         else:
-            variance = None
-        if variance is not None:
-            profile = replace(profile, gradient_variance=np.array(variance))
-        write_atomically(file, json.dumps(self._profile_json(profile), indent=1).encode())
+            table = None
+        profile = assembly.measured_profile(table) if table else assembly.profile
+        write_atomically(file, json.dumps(self._profile_json(profile, table), indent=1).encode())
         return profile
 
-    def _profile_json(self, profile: ExitProfile) -> dict[str, Any]:
+    def _profile_json(self, profile: ExitProfile, table: GradientTable | None) -> dict[str, Any]:
         costs = self._assembly.costs
         variance = profile.gradient_variance
         return {
@@ -144,7 +162,16 @@ class Training:
             "exit_samples": profile.exit_samples.tolist(),
             "node_samples": self._assembly.samples,
             "gradient_variance": None if variance is None else variance.tolist(),
+            "gradients": table.to_json() if table else None,
+            "error_terms": self._error_terms(profile),
         }
+
+    def _error_terms(self, profile: ExitProfile) -> dict[str, float] | None:
+        """What the weights of the last round cost by Theorem 1, calibrated; None where nothing was measured."""
+        if profile.bound is None:
+            return None
+        weights = WEIGHTINGS[self._spec.weighting](profile, self._spec.rounds)
+        return calibrated_costs(profile.bound).terms(weights).to_json()
 
     def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
         def covered_bytes(*exits: int) -> int:
@@ -170,4 +197,8 @@ class Training:
         model = with_weights(assembly.model, state, source=str(self._run_dir.path))
         outputs = exit_outputs(model, assembly.dataset.validation, assembly.dataset.preparation, device=self._device)
         evaluation = evaluate_plan(outputs, assembly.system.topology, assembly.plan)
-        return {"exit_accuracy": list(evaluation.exit_accuracy), "accuracy": evaluation.accuracy}
+        return {
+            "exit_accuracy": list(evaluation.exit_accuracy),
+            "served_accuracy": [served.accuracy for served in evaluation.exits],
+            "accuracy": evaluation.accuracy,
+        }

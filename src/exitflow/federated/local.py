@@ -23,7 +23,7 @@ from exitflow.data.dataset import Preparation, Split
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.schedules import Schedule
 from exitflow.federated.spec import TrainingSpec
-from exitflow.federated.types import ServerState, Task, Update
+from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.seeds import derive
@@ -106,8 +106,8 @@ class LocalTrainer:
         mean_losses = tuple((total_losses / self.num_steps).tolist())
         return Update(task, place.delta(state), place.buffer_copies(), num_samples, self.num_steps, mean_losses)
 
-    def gradient_variance(self, state: ServerState, node: str, exit: int) -> float:
-        """The mean over all weights of the variance of their gradient from batch to batch (appendix of the paper).
+    def measure_gradients(self, state: ServerState, node: str, exit: int) -> GradientFigures:
+        """How the gradient of the exit's loss varies from batch to batch (appendix of the paper), and how long it is.
 
         For batches of `batch_size`; a node with too few samples for two of them measures smaller ones and scales.
         NaN where a node has fewer than two samples.
@@ -115,14 +115,26 @@ class LocalTrainer:
         num_samples = len(self.data.indices[node])
         size = min(self.spec.batch_size, num_samples // 2)
         if size < 1:
-            return math.nan
+            return GradientFigures(math.nan, math.nan, math.nan, math.nan)
         place = self._workplace(exit)
         place.load(state)
         batches = self.data.batches(node, size, seed=derive(self.spec.seed, "variance", node, exit))
         params = list(place.params.values())
         count = min(VARIANCE_BATCHES, num_samples // size)
-        gradients = (torch.autograd.grad(self._losses(place, next(batches)).sum(), params) for _ in range(count))
-        return _mean_variance(gradients) * size / self.spec.batch_size
+        losses = []
+
+        def gradients() -> Iterator[tuple[Tensor, ...]]:
+            for _ in range(count):
+                loss = self._losses(place, next(batches)).sum()
+                losses.append(loss.detach())
+                yield torch.autograd.grad(loss, params)
+
+        mean_variance, squared_mean = _moments(gradients())
+        num_weights = sum(param.numel() for param in params)
+        variance = mean_variance * size / self.spec.batch_size * num_weights
+        signal = max(squared_mean - mean_variance * num_weights / count, 0.0)  # ||E gradient||^2 without its noise
+        loss = float(torch.stack(losses).mean())
+        return GradientFigures(mean_variance * size / self.spec.batch_size, variance, variance + signal, loss)
 
     def _losses(self, place: _Workplace, batch: Split) -> Tensor:
         """Of each exit of the workplace."""
@@ -185,8 +197,11 @@ class _Workplace:
             optimizer.state[param]["momentum_buffer"] = torch.empty_like(param).copy_(buffer)
 
 
-def _mean_variance(gradients: Iterator[tuple[Tensor, ...]]) -> float:
-    """Pointwise sample variance over the gradients, averaged over all points; in float64, one pass."""
+def _moments(gradients: Iterator[tuple[Tensor, ...]]) -> tuple[float, float]:
+    """(pointwise sample variance over the gradients, averaged over all points; squared norm of their mean).
+
+    In float64, one pass.
+    """
     first = [gradient.double() for gradient in next(gradients)]
     count, deviation, square = 1, [torch.zeros_like(g) for g in first], [torch.zeros_like(g) for g in first]
     for gradient in gradients:
@@ -197,4 +212,5 @@ def _mean_variance(gradients: Iterator[tuple[Tensor, ...]]) -> float:
             square[index] += from_first**2
     pairs = zip(square, deviation, strict=True)
     total = sum(float((squares - sums**2 / count).sum()) for squares, sums in pairs)
-    return total / (count - 1) / sum(values.numel() for values in first)
+    squared_mean = sum(float((f + d / count).square().sum()) for f, d in zip(first, deviation, strict=True))
+    return total / (count - 1) / sum(values.numel() for values in first), squared_mean

@@ -100,20 +100,3 @@ def screen(
             )
         else:
             report.dropped.append(task.node)
-
-
-def measure_gradient_variance(
-    nodes: Sequence[str], profile: ExitProfile, state: ServerState, backend: Backend
-) -> FloatArray:
-    """(E,) v_e: each node's own figure, averaged over the nodes that may train the exit by their samples."""
-    pairs = np.argwhere(profile.probabilities > 0)  # (row of the node, exit from 0)
-    figures = np.array(backend.gradient_variances(state, [(nodes[row], int(exit) + 1) for row, exit in pairs]))
-    weights = np.zeros_like(profile.probabilities)
-    variances = np.zeros_like(profile.probabilities)
-    for (row, exit), figure in zip(pairs, figures, strict=True):
-        if np.isfinite(figure):
-            weights[row, exit], variances[row, exit] = profile.samples[row], figure
-    for exit in range(1, weights.shape[1] + 1):
-        if not weights[:, exit - 1].any():
-            raise TrainingError(f"exit {exit}: the nodes that train it have too few samples to measure its gradients")
-    return np.average(variances, axis=0, weights=weights)

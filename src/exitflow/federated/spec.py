@@ -15,7 +15,7 @@ from exitflow.federated.weighting import WEIGHTINGS
 class TrainingSpec:
     """How to train. The paper's symbols stand beside the names."""
 
-    weighting: str = "serving-rate"  # Lambda-tilde, by name
+    weighting: str = "auto"  # Lambda-tilde, by name
     rounds: int = 100  # T
     local_epochs: int = 1  # passes over the largest node's data; every node makes the same number of steps
     local_steps: int | None = None  # J, instead of local_epochs

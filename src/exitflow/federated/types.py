@@ -46,6 +46,16 @@ class Update:
     losses: tuple[float, ...]  # of each exit, mean over the steps
 
 
+@dataclass(frozen=True, slots=True)
+class GradientFigures:
+    """What a node found of an exit's gradients, for batches of `batch_size`; NaN where it has too little data."""
+
+    mean_variance: float  # v: the variance of a weight's gradient from batch to batch, mean over the weights (appendix)
+    variance: float  # sigma^2_{i,e}: the same, summed over the weights (Assumption 5)
+    second_moment: float  # E||gradient||^2, which G_{i,e} bounds
+    loss: float
+
+
 @dataclass(frozen=True)
 class ServerState:
     """The global model after `round` rounds."""
@@ -66,8 +76,8 @@ class Backend(Protocol):
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
         """The update of each task, in the order of the tasks. An update is valid until the next one is asked for."""
 
-    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
-        """The gradient variance at each (node, exit), NaN where a node has too little data."""
+    def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
+        """The figures of each (node, exit)."""
 
     def close(self) -> None:
         """End what was started."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import ServerState, Task, Update, task_from_json
+from exitflow.federated.types import GradientFigures, ServerState, Task, Update, task_from_json
 from exitflow.tensors import Layout, copy_into, take
 
 SPARE_SLOTS = (
@@ -56,11 +56,11 @@ class ProcessesBackend:
             delta, buffers = self._shared.update(task, slot)
             yield Update(task, delta, buffers, reply["num_samples"], reply["num_steps"], tuple(reply["losses"]))
 
-    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
+    def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
         """Of each (node, exit)."""
         self._shared.broadcast(state)
-        jobs = [{"kind": "variance", "node": node, "exit": exit} for node, exit in pairs]
-        return [reply["variance"] for _, reply in self._in_order(jobs)]
+        jobs = [{"kind": "gradients", "node": node, "exit": exit} for node, exit in pairs]
+        return [GradientFigures(**reply) for _, reply in self._in_order(jobs)]
 
     def close(self) -> None:
         """End the workers."""
@@ -123,7 +123,7 @@ class _Worker:
 
 
 def _describe(job: Mapping[str, Any]) -> str:
-    if job["kind"] == "variance":
+    if job["kind"] == "gradients":
         return f"the gradients of node {job['node']!r}, exit {job['exit']}"
     task = job["task"]
     return f"round {task['round']}, node {task['node']!r}, exit {task['exits'][-1]}"
@@ -180,8 +180,8 @@ def _work(trainer: LocalTrainer, shared: _SharedTensors, connection: Connection,
 
 
 def _do(trainer: LocalTrainer, shared: _SharedTensors, job: Mapping[str, Any]) -> dict[str, Any]:
-    if job["kind"] == "variance":
-        return {"variance": trainer.gradient_variance(shared.state, job["node"], job["exit"])}
+    if job["kind"] == "gradients":
+        return dataclasses.asdict(trainer.measure_gradients(shared.state, job["node"], job["exit"]))
     update = trainer.train(shared.state, task_from_json(job["task"]))
     delta, buffers = shared.update(update.task, job["slot"])
     copy_into(delta, update.delta)
