@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from exitflow.data.dataset import Dataset
+from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
-from exitflow.experiments.runs import Run, with_weights
+from exitflow.experiments.runs import Run, check_fit, with_weights
 from exitflow.experiments.system import System
 from exitflow.federated.backends import open_backend
 from exitflow.federated.loop import RoundReport, TrainingPlan, measure_gradient_variance, run_rounds
@@ -59,6 +60,17 @@ def resume(
     return Training(assembly, run.directory).run(backend, workers, observer)
 
 
+def _measured_variance(file: Path, num_exits: int) -> list[float] | None:
+    """What an earlier part of this run measured."""
+    try:
+        variance: list[float] | None = json.loads(file.read_bytes())["gradient_variance"]
+        if variance is None or np.array(variance, dtype=float).shape == (num_exits,):
+            return variance
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise RunError(f"{file}: was not written by exitflow; delete it, and it will be measured again")
+
+
 class Training:
     """The rounds of Algorithm 1, with their records and checkpoints."""
 
@@ -71,6 +83,7 @@ class Training:
         """All rounds that are left, and then the trained model."""
         with self._run_dir.lock():
             state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
+            check_fit(self._assembly.model, state, source=str(self._run_dir.path))
             self._run_dir.forget_records_after(state.round)
             trainer = self._assembly.trainer(self._run_dir.node_states)
             with open_backend(backend_name, trainer, state, workers=workers) as backend:
@@ -108,7 +121,7 @@ class Training:
         """Measured once, before the first round, and then kept with the run."""
         profile, file = self._assembly.profile, self._run_dir.path / "profile.json"
         if file.is_file():
-            variance = json.loads(file.read_text())["gradient_variance"]
+            variance = _measured_variance(file, profile.serve_share.size)
         elif self._spec.weighting in NEEDS_GRADIENT_VARIANCE:
             variance = measure_gradient_variance(nodes, profile, self._assembly.initial_state(), backend).tolist()
         else:
