@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,16 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except ExitflowError as error:
             problem, exit_code = str(error), error.exit_code
+        except KeyboardInterrupt:
+            problem, exit_code = "interrupted; `train --resume` and `compare` go on where they were", 130
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # a reader such as `head` has seen enough
+                raise
+            problem, exit_code = f"{error.filename or 'cannot go on'}: {error.strerror or error}", 1
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+                raise
+            problem, exit_code = "not enough memory: choose a smaller model, batch or number of workers", 1
         except ModuleNotFoundError as error:
             if error.name not in ("torch", "safetensors"):
                 raise
@@ -128,7 +139,7 @@ def train(
     from exitflow.experiments.system import load_system
 
     if resumed:
-        if system or out or any(value for key, value in changes.items() if key != "data_dir"):
+        if system or out or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir"):
             raise ConfigError(
                 "goes on with a run as it was begun: only --backend, --workers and --data-dir fit", key="--resume"
             )
@@ -153,7 +164,7 @@ def train(
 
 
 def _print_training(run: Run, as_json: bool) -> None:
-    last = run.records[-1]
+    last = run.directory.last_record()
     validation = last["validation"]
     if as_json:
         _print_json({"run": str(run.path), "rounds": last["round"], "validation": validation})
@@ -280,7 +291,7 @@ def _overrides(
 ) -> list[str]:
     """Options that stand for keys, after --set, as `key=value`."""
     options = {"training.weighting": weighting, "training.seed": seed, "training.rounds": rounds, "data.dir": data_dir}
-    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
     return [*overrides, *given]
 
 
