@@ -89,6 +89,11 @@ def test_train_says_where_the_run_is_and_what_came_out(run, tmp_path):
     assert f"exitflow evaluate {tmp_path / 'new'}" in result.stdout
 
 
+def test_train_names_the_nodes_whose_updates_were_dropped(tmp_path):
+    options = ["--out", tmp_path / "new", "--backend", "serial", "--set", "training.learning_rate=1e30"]
+    assert "dropped, of: cloud-0" in call("train", "paper-7", *TINY_OPTIONS, *options).stdout
+
+
 def test_options_of_train_go_before_set(tmp_path):
     options = ["--rounds", 1, "--seed", 5, "--weighting", "equal-weight", "--backend", "serial", "--json"]
     found = json.loads(call("train", "paper-7", "--out", tmp_path / "new", *TINY_OPTIONS, *options).stdout)

@@ -64,12 +64,16 @@ def main() -> None:
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-_set = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file.")
+_set = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file; repeatable."
+)
 _data_dir = click.option("--data-dir", metavar="DIR", help="Where the data set's files lie.")
 _backend = click.option(
     "--backend", type=click.Choice(BACKENDS), default="processes", show_default=True, help="Where to train."
 )
-_workers = click.option("--workers", type=click.IntRange(min=1), help="Processes; one for each core if not given.")
+_workers = click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes; one for each core if not given."
+)
 
 
 @main.command()
@@ -105,7 +109,7 @@ def plan(system: str, overrides: tuple[str, ...], as_json: bool) -> None:
     print_table("Served by every exit", ["exit", "requests/s", "share %"], exit_rows)
 
 
-@main.command()
+@main.command(short_help="Train SYSTEM, or go on with a run that was cut off.")
 @click.argument("system", required=False)
 @click.option("--out", metavar="RUN", help="The new directory of the run.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with this run instead of starting one.")
@@ -165,6 +169,7 @@ def train(
 
 def _print_training(run: Run, as_json: bool) -> None:
     last = run.directory.last_record()
+    dropped = {node for record in run.records for node in record["dropped"]}
     validation = last["validation"]
     if as_json:
         _print_json({"run": str(run.path), "rounds": last["round"], "validation": validation})
@@ -172,10 +177,12 @@ def _print_training(run: Run, as_json: bool) -> None:
     click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting}.")
     exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
     click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits alone {exits} %.")
+    if dropped:
+        click.echo(f"Updates that were not finite were dropped, of: {', '.join(sorted(dropped))}; see rounds.jsonl.")
     click.echo(f"Next: exitflow evaluate {run.path}")
 
 
-@main.command()
+@main.command(short_help="How accurately the system of RUN answers.")
 @click.argument("run")
 @click.option("--serving", multiple=True, metavar="X-Y-Z", help="Another serving setting; may be given more than once.")
 @click.option(
@@ -219,7 +226,7 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
     print_table(title, ["", "on all samples", "serves/s", "on what it serves"], rows)
 
 
-@main.command()
+@main.command(short_help="Train SYSTEM under several weightings, and compare.")
 @click.argument("system")
 @click.option("--weightings", metavar="A,B", default=",".join(WEIGHTINGS), show_default=True, help="What to compare.")
 @click.option("--seeds", metavar="N,N", help="Each weighting is trained with each seed; the system's own if not given.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ def run_rounds(
         report = RoundReport(round, plan.weighting(plan.profile, round), tasks)
         updates = screen(backend.run(state, tasks), report, stop=plan.spec.on_nonfinite == "stop", progress=progress)
         state = aggregate(state, updates, plan.aggregation(report.exit_weights))
+        if not all_finite(state.tensors):
+            raise TrainingError(f"round {round}: the global model is not finite any more; choose a smaller step")
         report.seconds = time.perf_counter() - started
         yield state, report
 
@@ -81,7 +84,7 @@ def screen(
         if progress:
             progress(report.round, count, len(report.tasks))
         task = update.task
-        if all_finite(update.delta) and all_finite(update.buffers):
+        if math.isfinite(update.loss) and all_finite(update.delta) and all_finite(update.buffers):
             report.losses.setdefault(task.exit, []).append(update.loss)
             yield update
         elif stop:
