@@ -174,6 +174,14 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
     assert run.records_file.read_text() == '{"round": 1}\n'
 
 
+def test_a_record_that_is_newer_than_the_checkpoint_does_not_count(tmp_path):
+    run = RunDir.create(tmp_path / "run", "")
+    for round in (1, 2, 3):
+        run.append({"round": round})
+    run.forget_records_after(2)
+    assert run.records() == [{"round": 1}, {"round": 2}]
+
+
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     run = train(tiny_system(), tmp_path / "run", dataset=DATA)
     before = {path.name: path.stat().st_mtime_ns for path in run.path.iterdir()}
