@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,16 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except ExitflowError as error:
             problem, exit_code = str(error), error.exit_code
+        except KeyboardInterrupt:
+            problem, exit_code = "interrupted; `train --resume` and `compare` go on where they were", 130
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # a reader such as `head` has seen enough
+                raise
+            problem, exit_code = f"{error.filename or 'cannot go on'}: {error.strerror or error}", 1
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+                raise
+            problem, exit_code = "not enough memory: choose a smaller model, batch or number of workers", 1
         except ModuleNotFoundError as error:
             if error.name not in ("torch", "safetensors"):
                 raise
@@ -62,12 +73,16 @@ def main() -> None:
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-_set = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file.")
+_set = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file; repeatable."
+)
 _data_dir = click.option("--data-dir", metavar="DIR", help="Where the data set's files lie.")
 _backend = click.option(
     "--backend", type=click.Choice(BACKENDS), default="processes", show_default=True, help="Where to train."
 )
-_workers = click.option("--workers", type=click.IntRange(min=1), help="Processes; one for each core if not given.")
+_workers = click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes; one for each core if not given."
+)
 
 
 @main.command()
@@ -103,7 +118,7 @@ def plan(system: str, overrides: tuple[str, ...], as_json: bool) -> None:
     print_table("Served by every exit", ["exit", "requests/s", "share %"], exit_rows)
 
 
-@main.command()
+@main.command(short_help="Train SYSTEM, or go on with a run that was cut off.")
 @click.argument("system", required=False)
 @click.option("--out", metavar="RUN", help="The new directory of the run.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with this run instead of starting one.")
@@ -137,7 +152,7 @@ def train(
     from exitflow.experiments.system import load_system
 
     if resumed:
-        if system or out or any(value for key, value in changes.items() if key != "data_dir"):
+        if system or out or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir"):
             raise ConfigError(
                 "goes on with a run as it was begun: only --backend, --workers and --data-dir fit", key="--resume"
             )
@@ -162,7 +177,8 @@ def train(
 
 
 def _print_training(run: Run, as_json: bool) -> None:
-    last = run.records[-1]
+    last = run.directory.last_record()
+    dropped = {node for record in run.records for node in record["dropped"]}
     validation = last["validation"]
     if as_json:
         _print_json({"run": str(run.path), "rounds": last["round"], "validation": validation})
@@ -170,10 +186,12 @@ def _print_training(run: Run, as_json: bool) -> None:
     click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting}.")
     exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
     click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits alone {exits} %.")
+    if dropped:
+        click.echo(f"Updates that were not finite were dropped, of: {', '.join(sorted(dropped))}; see rounds.jsonl.")
     click.echo(f"Next: exitflow evaluate {run.path}")
 
 
-@main.command()
+@main.command(short_help="How accurately the system of RUN answers.")
 @click.argument("run")
 @click.option("--serving", multiple=True, metavar="X-Y-Z", help="Another serving setting; may be given more than once.")
 @click.option(
@@ -217,7 +235,7 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
     print_table(title, ["", "on all samples", "serves/s", "on what it serves"], rows)
 
 
-@main.command()
+@main.command(short_help="Train SYSTEM under several weightings, and compare.")
 @click.argument("system")
 @click.option("--weightings", metavar="A,B", default=",".join(WEIGHTINGS), show_default=True, help="What to compare.")
 @click.option("--seeds", metavar="N,N", help="Each weighting is trained with each seed; the system's own if not given.")
@@ -417,7 +435,7 @@ def _overrides(
 ) -> list[str]:
     """Options that stand for keys, after --set, as `key=value`."""
     options = {"training.weighting": weighting, "training.seed": seed, "training.rounds": rounds, "data.dir": data_dir}
-    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
     return [*overrides, *given]
 
 

@@ -201,6 +201,14 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
     assert run.records_file.read_text() == '{"round": 1}\n'
 
 
+def test_a_record_that_is_newer_than_the_checkpoint_does_not_count(tmp_path):
+    run = RunDir.create(tmp_path / "run", "")
+    for round in (1, 2, 3):
+        run.append({"round": round})
+    run.forget_records_after(2)
+    assert run.records() == [{"round": 1}, {"round": 2}]
+
+
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     run = train(tiny_system(), tmp_path / "run", dataset=DATA)
     before = {path.name: path.stat().st_mtime_ns for path in run.path.iterdir()}
@@ -265,6 +273,51 @@ def test_a_model_that_does_not_fit_the_spec_is_named(tmp_path):
     run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
     with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
         evaluate(run.path, dataset=DATA)
+
+
+def unfinished(path, *overrides: str) -> Run:
+    def stop(rounds: float) -> None:
+        if rounds > 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny_system(*overrides), path, dataset=DATA, observer=stop)
+    return Run(path)
+
+
+@pytest.mark.parametrize("line", ["garbage", "[1]", "{}", '"x"'])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    run = unfinished(tmp_path / "run")
+    run.directory.records_file.write_text(line + "\n")
+    with pytest.raises(RunError, match=r"rounds.jsonl: line 1 is no record of a round"):
+        resume(run.path, dataset=DATA)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"gradient_variance": "x"}', '{"gradient_variance": [1]}'])
+def test_a_damaged_profile_is_named(tmp_path, text):
+    run = unfinished(tmp_path / "run")
+    (run.path / "profile.json").write_text(text)
+    with pytest.raises(RunError, match=r"profile.json: was not written by exitflow"):
+        resume(run.path, dataset=DATA)
+
+
+def test_a_lost_profile_is_measured_again_as_it_was(tmp_path):
+    whole = train(tiny_system("training.weighting=balanced-adj"), tmp_path / "whole", dataset=DATA)
+    run = unfinished(tmp_path / "run", "training.weighting=balanced-adj")
+    (run.path / "profile.json").unlink()
+    assert same_weights(whole, resume(run.path, dataset=DATA))
+
+
+def test_a_checkpoint_that_does_not_fit_the_spec_is_not_gone_on_with(tmp_path):
+    run = unfinished(tmp_path / "run")
+    run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
+    with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
+        resume(run.path, dataset=DATA)
+
+
+def test_lost_records_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"rounds.jsonl: the records of the rounds are gone"):
+        RunDir(tmp_path).last_record()
 
 
 def test_data_that_does_not_fit_the_model_is_refused_before_anything_is_written(tmp_path):

@@ -101,3 +101,9 @@ def test_closing_a_backend_leaves_no_process_and_the_threads_as_they_were(tmp_pa
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_there_are_never_more_workers_than_nodes(tmp_path):
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    with open_backend("processes", assembly.trainer(tmp_path), assembly.initial_state(), workers=50) as backend:
+        assert len(backend._workers) == 7

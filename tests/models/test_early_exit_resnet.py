@@ -107,7 +107,7 @@ def test_exits_are_spread_over_the_blocks(num_exits, blocks, places):
     [
         ({"width": 0}, 3, "width: must be at least 1, got 0"),
         ({"blocks": ()}, 3, "blocks: each must be at least 1"),
-        ({"strides": (1, 2)}, 3, "strides: one of at least 1 for each of the 4 stages"),
+        ({"strides": (1, 2)}, 3, "strides: one from 1 to 64 for each of the 4 stages"),
         ({"exit_blocks": (4, 1, 8)}, 3, "exit_blocks: must rise"),
         ({"exit_blocks": (1, 4, 7)}, 3, "to the last block, 8"),
         ({"exit_blocks": (1, 4, 8)}, 2, "the model has 3 exits, but no node stands at exit 3"),

@@ -35,8 +35,8 @@ class SeesSome(nn.Module):
         self.weight = nn.Parameter(torch.zeros(3, 5, dtype=torch.float64))
         self.bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return features(inputs, self.seen) @ self.weight.T + self.bias
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        return (features(inputs, self.seen) @ self.weight.T + self.bias,)
 
 
 def features(inputs: Tensor, seen: int) -> Tensor:
@@ -59,10 +59,11 @@ class OneLinear(NestedModel):
     def classify(self, carry: Tensor, exit: int) -> Tensor:
         return features(carry, SEEN[exit - 1]) @ self.weight.T + self.bias
 
-    def coverage(self, exit: int) -> Coverage:
+    def coverage(self, *exits: int) -> Coverage:
         return {"weight": (), "bias": ()}
 
-    def submodel(self, exit: int) -> nn.Module:
+    def submodel(self, *exits: int) -> nn.Module:
+        (exit,) = exits
         return SeesSome(SEEN[exit - 1])
 
 
@@ -143,8 +144,7 @@ class Problem:
         )
         model = OneLinear()
         profile = ExitProfile(WEIGHTS, np.ones(2), SAMPLES, self.probabilities, spec.rounds)
-        coverage = {exit: model.coverage(exit) for exit in (1, 2)}
-        plan = TrainingPlan(NODES, profile, lambda profile, round: WEIGHTS, coverage, spec)
+        plan = TrainingPlan(NODES, profile, lambda profile, round: WEIGHTS, model.coverage, spec)
         backend = SerialBackend(linear_trainer(model, SPLIT, HELD, spec, self.num_steps))
         gaps = {}
         for state, report in run_rounds(plan, initial_state(model), backend):

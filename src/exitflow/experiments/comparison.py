@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +52,8 @@ def default_folder(system: System) -> Path:
     """A folder of its own for every system, under `runs`: another file, or a changed one, never meets old runs."""
     plain = replace(system, training=replace(system.training, weighting="equal-weight", seed=0))
     digest = hashlib.blake2b(plain.to_toml().encode(), digest_size=4).hexdigest()
-    return Path("runs") / f"{system.name.replace(':', '-').replace('/', '-')}-{digest}"
+    plain_name = re.sub(r"[^\w.-]", "-", system.name, flags=re.ASCII)[:100]
+    return Path("runs") / f"{plain_name}-{digest}"
 
 
 def compare(

@@ -69,14 +69,19 @@ class Run:
         return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
 
 
-@torch.no_grad()
-def with_weights(model: NestedModel, state: ServerState, *, source: str) -> NestedModel:
-    """`model` with the tensors of `state`, in the layout in which it computes fastest."""
+def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
+    """Refuse a state that is of another model."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     given = state.tensors
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
         raise RunError(f"{source}: the weights do not fit the model in spec.toml")
-    copy_into(own, given)
+
+
+@torch.no_grad()
+def with_weights(model: NestedModel, state: ServerState, *, source: str) -> NestedModel:
+    """`model` with the tensors of `state`, in the layout in which it computes fastest."""
+    check_fit(model, state, source=source)
+    copy_into({**dict(model.named_parameters()), **dict(model.named_buffers())}, state.tensors)
     return model.to(memory_format=best_layout(model))  # type: ignore[call-overload, no-any-return]
 
 

@@ -17,7 +17,7 @@ from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
-from exitflow.experiments.runs import Run, with_weights
+from exitflow.experiments.runs import Run, check_fit, with_weights
 from exitflow.experiments.system import System
 from exitflow.federated.backends import open_backend
 from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
@@ -78,6 +78,18 @@ def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
     return resume(path, **execution)
 
 
+def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | None:
+    """What an earlier part of this run measured."""
+    try:
+        known = json.loads(file.read_bytes())["gradients"]
+        table = None if known is None else GradientTable.from_json(known)
+        if table is None or table.variance.shape == shape:
+            return table
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise RunError(f"{file}: was not written by exitflow; delete it, and it will be measured again")
+
+
 class Training:
     """The rounds of Algorithm 1, with their records and checkpoints."""
 
@@ -92,6 +104,7 @@ class Training:
         """All rounds that are left, and then the trained model."""
         with self._run_dir.lock():
             state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
+            check_fit(self._assembly.model, state, source=str(self._run_dir.path))
             self._run_dir.forget_records_after(state.round)
             trainer = self._assembly.trainer(self._run_dir.node_states, device=self._device)
             with open_backend(backend_name, trainer, state, workers=workers) as backend:
@@ -140,9 +153,8 @@ class Training:
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
         """Measured once, before the first round, and then kept with the run."""
         assembly, file = self._assembly, self._run_dir.path / "profile.json"
-        known = json.loads(file.read_text()).get("gradients") if file.is_file() else None
-        if known is not None:
-            table: GradientTable | None = GradientTable.from_json(known)
+        if file.is_file():
+            table = _measured_gradients(file, assembly.profile.probabilities.shape)
         elif self._spec.weighting in NEEDS_GRADIENT_VARIANCE:
             table = measure_gradients(nodes, assembly.profile.probabilities, assembly.initial_state(), backend)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,8 @@ def run_rounds(
         updates = backend.run(state, report.tasks)
         updates = screen(updates, report, stop=plan.spec.on_nonfinite == "stop", progress=progress)
         state = aggregate(state, updates, plan.aggregation(report.exit_weights))
+        if not all_finite(state.tensors):
+            raise TrainingError(f"round {round}: the global model is not finite any more; choose a smaller step")
         report.seconds = time.perf_counter() - started
         yield state, report
 
@@ -90,7 +93,8 @@ def screen(
         if progress:
             progress(report.round, count, len(report.tasks))
         task = update.task
-        if all_finite(update.delta) and all_finite(update.buffers):
+        finite = all(map(math.isfinite, update.losses))
+        if finite and all_finite(update.delta) and all_finite(update.buffers):
             for exit, loss in zip(task.exits, update.losses, strict=True):
                 report.losses.setdefault(exit, []).append(loss)
             yield update

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from exitflow.config import require
 from exitflow.errors import suggestion
 from exitflow.federated.weighting import WEIGHTINGS
+
+MAX_FACTOR = 1e30  # of what multiplies float32 tensors
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,11 @@ class TrainingSpec:
         require(self.seed >= 0, "seed", f"must be 0 or more, got {self.seed}")
         for key in ("learning_rate", "server_learning_rate", "strong_convexity", "smoothness", "projection_radius"):
             value = getattr(self, key)
-            require(value is None or (math.isfinite(value) and value > 0), key, f"must be above 0, got {value}")
+            valid = value is None or 0 < value <= MAX_FACTOR
+            require(valid, key, f"must be above 0, up to {MAX_FACTOR:g}, got {value}")
         for key in ("final_learning_rate", "weight_decay"):
             value = getattr(self, key)
-            require(math.isfinite(value) and value >= 0, key, f"must be 0 or more, got {value}")
+            require(0 <= value <= MAX_FACTOR, key, f"must be from 0 to {MAX_FACTOR:g}, got {value}")
         require(0 <= self.momentum < 1, "momentum", f"must be from 0 to below 1, got {self.momentum}")
         require(0 < self.participation <= 1, "participation", f"must be above 0, up to 1, got {self.participation}")
         require(0 <= self.help_probability <= 1, "help_probability", f"must be 0 to 1, got {self.help_probability}")

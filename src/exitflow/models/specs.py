@@ -10,6 +10,8 @@ from exitflow.errors import suggestion
 
 HeadKind = Literal["gap", "grid"]
 
+MAX_BLOCKS, MAX_CHANNELS, MAX_STRIDE = 1_000, 65_536, 64  # far beyond any network that trains; no slip gets past them
+
 
 @dataclass(frozen=True)
 class EarlyExitResNet:
@@ -25,10 +27,17 @@ class EarlyExitResNet:
 
     def __post_init__(self) -> None:
         require(self.width >= 1, "width", f"must be at least 1, got {self.width}")
-        require(self.stem_stride >= 1, "stem_stride", f"must be at least 1, got {self.stem_stride}")
-        require(bool(self.blocks) and min(self.blocks) >= 1, "blocks", f"each must be at least 1, got {self.blocks}")
-        valid = len(self.strides) == len(self.blocks) and min(self.strides) >= 1
-        require(valid, "strides", f"one of at least 1 for each of the {len(self.blocks)} stages, got {self.strides}")
+        problem = f"must be from 1 to {MAX_STRIDE}, got {self.stem_stride}"
+        require(1 <= self.stem_stride <= MAX_STRIDE, "stem_stride", problem)
+        valid = bool(self.blocks) and min(self.blocks) >= 1 and self.num_blocks <= MAX_BLOCKS
+        problem = f"each must be at least 1, and {MAX_BLOCKS:,} at most in all, got {list(self.blocks)}"
+        require(valid, "blocks", problem)
+        channels = self.width * 2 ** (len(self.blocks) - 1)
+        problem = f"{self.width} gives the last stage {channels:,} channels, {MAX_CHANNELS:,} at most are allowed"
+        require(channels <= MAX_CHANNELS, "width", problem)
+        valid = len(self.strides) == len(self.blocks) and min(self.strides) >= 1 and max(self.strides) <= MAX_STRIDE
+        problem = f"one from 1 to {MAX_STRIDE} for each of the {len(self.blocks)} stages, got {list(self.strides)}"
+        require(valid, "strides", problem)
         exits = self.exit_blocks
         if exits:
             rising = list(exits) == sorted(set(exits)) and exits[0] >= 1 and exits[-1] == self.num_blocks

@@ -26,7 +26,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows[:MAX_ROWS]:
         table.add_row(*row)
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
     console.print(title, style="bold", highlight=False)
     console.print(table)
     if len(rows) > MAX_ROWS:

@@ -32,7 +32,8 @@ def open_backend(
     every backend gives the same bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    backend = BACKENDS[name](trainer, state, workers or default_workers())
+    useful = min(workers or default_workers(), len(trainer.data.indices))
+    backend = BACKENDS[name](trainer, state, useful)
     try:
         yield backend
     finally:
