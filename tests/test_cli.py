@@ -1,5 +1,6 @@
 """The command as its users see it: exit codes, one sentence for an error, JSON that parses."""
 
+import contextlib
 import json
 import os
 import signal
@@ -243,16 +244,21 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
 
 @pytest.mark.parametrize("backend", ["serial", "processes"])
 def test_ctrl_c_ends_with_130_and_leaves_no_worker(tmp_path, backend):
-    command = [sys.executable, "-m", "exitflow", "train", "paper-7", "--out", str(tmp_path / "run"), *TINY_OPTIONS]
-    command += ["--backend", backend, "--rounds", "100000"]
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # background jobs ignore it
+    command = [sys.executable, "-c", listen + "from exitflow.cli import main; main()", "train", "paper-7", "--out"]
+    command += [str(tmp_path / "run"), *TINY_OPTIONS, "--backend", backend, "--rounds", "100000"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run" / "checkpoint.safetensors").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate()
-    assert process.returncode == 130
-    assert stderr.startswith("exitflow: interrupted")
-    assert stderr.count("\n") == 1
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    try:
+        while not (tmp_path / "run" / "checkpoint.safetensors").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert stderr.startswith("exitflow: interrupted")
+        assert stderr.count("\n") == 1
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
