@@ -80,7 +80,7 @@ def test_the_profile_of_bound_min_says_what_its_weights_cost(tmp_path):
 
 def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
     def stop(rounds: float) -> None:
-        if rounds >= 1:
+        if rounds > 1:
             raise Stop
 
     with pytest.raises(Stop):
