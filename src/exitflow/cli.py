@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from exitflow.evaluation.accuracy import Evaluation
     from exitflow.experiments.runs import Run
 
-BACKENDS = ("processes", "serial")
+BACKENDS = ("processes", "serial", "ray", "flower")
 
 
 class _Group(click.Group):
