@@ -14,6 +14,7 @@ from exitflow.data.partition import node_samples, partition
 from exitflow.data.sources import load_dataset
 from exitflow.errors import ConfigError
 from exitflow.experiments.system import System
+from exitflow.federated.compression import Compression
 from exitflow.federated.local import LocalTrainer, NodeData
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
@@ -97,4 +98,15 @@ class Assembly:
         indices = {node: torch.from_numpy(rows) for node, rows in held.items()}
         node_data = NodeData(self.dataset.train, indices, self.dataset.preparation, augment=data.augment)
         states = NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None
-        return LocalTrainer(self.model, node_data, spec, self.num_steps, make_schedule(spec, self.num_steps), states)
+        compression = Compression.of(self.system.federation)
+        residuals = NodeStates(state_folder.with_name("residuals"))
+        return LocalTrainer(
+            self.model,
+            node_data,
+            spec,
+            self.num_steps,
+            make_schedule(spec, self.num_steps),
+            states,
+            compression=compression,
+            residuals=residuals if compression and compression.remembers else None,
+        )

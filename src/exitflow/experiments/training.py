@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.runs import Run, with_weights
 from exitflow.experiments.system import System
 from exitflow.federated.backends import open_backend
+from exitflow.federated.faults import Attendance
 from exitflow.federated.loop import RoundReport, TrainingPlan, measure_gradient_variance, run_rounds
+from exitflow.federated.privacy import Privacy, PrivacyLoss, run_secret
 from exitflow.federated.run_dir import RunDir, save_state
+from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.traffic import link_bytes
 from exitflow.federated.types import Backend, ServerState
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, WEIGHTINGS, ExitProfile
@@ -66,6 +70,8 @@ class Training:
         self._assembly = assembly
         self._spec = assembly.system.training
         self._run_dir = run_dir
+        self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
+        self._counted_rounds = 0  # ... of so many rounds
 
     def run(self, backend_name: str, workers: int | None, observer: Observer | None) -> Run:
         """All rounds that are left, and then the trained model."""
@@ -90,7 +96,8 @@ class Training:
 
         if observer:
             observer(state.round)
-        for state, report in run_rounds(plan, state, backend, progress):
+        attendance = Attendance.of(self._run_dir.records())
+        for state, report in run_rounds(plan, state, backend, progress, attendance):
             self._run_dir.append(self._record(state, report))
             self._run_dir.save_checkpoint(state)
             yield state
@@ -100,9 +107,15 @@ class Training:
         model = assembly.model
         coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
         nodes = [node.name for node in assembly.system.topology.nodes]
-        return TrainingPlan(
-            nodes, self._profile(nodes, backend), WEIGHTINGS[self._spec.weighting], coverage, self._spec
-        )
+        weighting, federation = WEIGHTINGS[self._spec.weighting], assembly.system.federation
+        profile = self._profile(nodes, backend)
+        return TrainingPlan(nodes, profile, weighting, coverage, self._spec, federation, self._privacy())
+
+    def _privacy(self) -> Privacy | None:
+        federation = self._assembly.system.federation
+        if federation.clip_norm is None:
+            return None
+        return Privacy.of(federation, run_secret(self._run_dir.path / "noise.secret"))
 
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
         """Measured once, before the first round, and then kept with the run."""
@@ -141,9 +154,40 @@ class Training:
             "validation": self._validate(state),
             "num_tasks": len(report.tasks),
             "dropped": report.dropped,
+            **self._faults(report),
             "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, exit_bytes),
             "seconds": report.seconds,
         }
+
+    def _faults(self, report: RoundReport) -> dict[str, Any]:
+        """What only trainings with nodes elsewhere have to tell."""
+        faults: dict[str, Any] = {}
+        if report.wire_bytes:
+            faults["wire_bytes"] = {node: {"down": down, "up": up} for node, (down, up) in report.wire_bytes.items()}
+        for what in ("missing", "refused"):
+            if nodes := getattr(report, what):
+                faults[what] = nodes
+        if report.lost_weight is not None:
+            faults["lost_weight"] = report.lost_weight.tolist()
+        if self._assembly.system.federation.on_missing == "reweight":
+            faults["attendance"] = report.attendance
+        if loss := self._privacy_loss(report.round):
+            faults["privacy"] = asdict(loss)
+        return faults
+
+    def _privacy_loss(self, round: int) -> PrivacyLoss | None:
+        """For the node that is hit hardest: sampled most often so far, or the most likely to be."""
+        if self._assembly.system.federation.noise_multiplier is None:
+            return None
+        probabilities = self._assembly.profile.probabilities
+        while self._counted_rounds < round:
+            self._counted_rounds += 1
+            tasks = sample_tasks(
+                list(self._assembly.samples), probabilities, round=self._counted_rounds, seed=self._spec.seed
+            )
+            self._drawn.update(task.node for task in tasks)
+        most = max(self._drawn.values(), default=0)
+        return PrivacyLoss.after(self._assembly.system.federation, most, round, float(probabilities.sum(axis=1).max()))
 
     def _validate(self, state: ServerState) -> dict[str, Any] | None:
         """Accuracy on validation data: of each exit, and of the system as served."""

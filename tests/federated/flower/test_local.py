@@ -23,10 +23,9 @@ def federation(tmp_path_factory):
 
 @pytest.mark.parametrize("variant", ["p=0", "p=0.2", "partial"])
 def test_flower_gives_the_bits_of_serial(variant, federation, tmp_path):
-    expected, losses, variances = final_state("serial", None, VARIANTS[variant], tmp_path, rounds=2)
+    expected, losses, _ = final_state("serial", None, VARIANTS[variant], tmp_path, rounds=2)
     assembly, plan = assembled(VARIANTS[variant], rounds=2)
-    stations = {station.name: station.id for station in federation.courier.stations()}
-    backend = FlowerBackend(federation.courier, stations, plan.coverage, run_id=variant)
+    backend = FlowerBackend(federation.courier, federation.stations, plan.coverage, run_id=variant)
     state, found = assembly.initial_state(), []
     for state, report in run_rounds(plan, state, backend):
         found.append(report.losses)

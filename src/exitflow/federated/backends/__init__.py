@@ -9,15 +9,18 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from exitflow.errors import MissingExtraError
 from exitflow.federated.backends.processes import ProcessesBackend
 from exitflow.federated.backends.serial import SerialBackend
+from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.types import Backend, ServerState
+
+Status = Callable[[str], None]  # is told what is being waited for
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Place:
 
     workers: int | None = None  # processes; None: one for each core
     address: str | None = None  # of Ray's cluster; None: one of our own, on this machine
+    federation: FederationSpec = field(default_factory=FederationSpec)
+    status: Status = field(default=lambda text: None)
 
 
 def _serial(trainer: LocalTrainer, state: ServerState, place: Place) -> Backend:
@@ -47,7 +52,7 @@ def _flower(trainer: LocalTrainer, state: ServerState, place: Place) -> Backend:
     _require("flwr", "flower")
     from exitflow.federated.backends.flower import open_local_flower
 
-    return open_local_flower(trainer)
+    return open_local_flower(trainer, place.federation, status=place.status)
 
 
 BACKENDS: dict[str, Callable[[LocalTrainer, ServerState, Place], Backend]] = {
@@ -65,14 +70,19 @@ def default_workers() -> int:
 
 @contextmanager
 def open_backend(
-    name: str, trainer: LocalTrainer, state: ServerState, *, workers: int | None = None, address: str | None = None
+    name: str,
+    trainer: LocalTrainer,
+    state: ServerState,
+    *,
+    workers: int | None = None,
+    place: Place | None = None,
 ) -> Iterator[Backend]:
     """The backend of that name, ended when the block is left. PyTorch computes in one thread meanwhile, so that
     every backend gives the same bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        backend = BACKENDS[name](trainer, state, Place(workers, address))
+        backend = BACKENDS[name](trainer, state, place or Place(workers))
         try:
             yield backend
         finally:

@@ -1,4 +1,9 @@
-"""Over Flower: every task is a message to its node, every update the reply."""
+"""Over Flower: every task is a message to its node, every update the reply.
+
+A node gets what its exit covers, by name, and returns as much. Replies are handed on in the order of the tasks,
+whatever the order of arrival, so that the sums come out the same to the bit as in the serial backend. Nothing that
+a node sends is believed before it was checked; a node that fails is a `Missing`, for the loop's rule to deal with.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
-from exitflow.errors import TrainingError
+from exitflow.federated.compression import Compression
+from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.flower.courier import Courier, Reply
 from exitflow.federated.flower.local import LocalFederation
 from exitflow.federated.flower.payload import pack, unpack
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import ServerState, Task, Update
+from exitflow.federated.screening import SizeScreen, mismatch
+from exitflow.federated.types import UPDATE_FIGURES, Missing, ServerState, Task, Update
 from exitflow.models.nested import Coverage
-from exitflow.tensors import take
+from exitflow.tensors import Tensors, take
 
 POLL = 0.1  # seconds between looks for replies
+
+Status = Callable[[str], None]  # is told what is being waited for
 
 
 @dataclass(frozen=True)
@@ -27,67 +34,143 @@ class FlowerBackend:
     """Nodes that are reached through `courier`."""
 
     courier: Courier
-    stations: Mapping[str, int]  # node -> Flower's number for it
+    stations: Callable[[], Mapping[str, int]]  # node -> Flower's number for it, of those that are registered
     coverage: Mapping[int, Coverage]  # exit -> what it covers
     run_id: str
-    deadline: float = 600.0  # seconds for a round
+    spec: FederationSpec = field(default_factory=FederationSpec)
+    status: Status = field(default=lambda text: None)
     on_close: Callable[[], None] = field(default=lambda: None)
+    _screens: list[SizeScreen] = field(default_factory=list)
 
-    def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
-        """Every node gets what its exit covers, and returns as much."""
-        jobs = [
-            (task.node, task.exit, {"kind": "train", "run": self.run_id, "task": dataclasses.asdict(task)})
-            for task in tasks
-        ]
-        for task, reply in zip(tasks, self._in_order(state, jobs), strict=True):
-            if reply.error or "error" in reply.header:
-                raise TrainingError(f"node {task.node!r}: {reply.error or reply.header['error']}")
-            tensors = unpack(reply.payload)
-            delta = {name: tensor for name, tensor in tensors.items() if name in state.params}
-            buffers = {name: tensor for name, tensor in tensors.items() if name in state.buffers}
-            header = reply.header
-            yield Update(task, delta, buffers, header["num_samples"], header["num_steps"], header["loss"])
+    def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update | Missing]:
+        """What came of each task."""
+        if not self._screens:
+            self._screens.append(SizeScreen(self.spec.norm_limit))
+        return self._screens[0](self._updates(state, tasks))
 
     def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
-        """Of each (node, exit), measured on the node."""
-        jobs = [(node, exit, {"kind": "variance", "run": self.run_id, "exit": exit}) for node, exit in pairs]
-        return [float(reply.header["variance"]) for reply in self._in_order(state, jobs)]
+        """Of each (node, exit), measured on the node: only the figure travels. NaN where a node does not answer."""
+        jobs = [_Job(node, exit, {"kind": "variance", "run": self.run_id, "exit": exit}) for node, exit in pairs]
+        return [float(reply.header.get("variance", "nan")) for reply in self._in_order(state, jobs)]
 
     def close(self) -> None:
         """End what was started for it."""
         self.on_close()
 
-    def _in_order(self, state: ServerState, jobs: Sequence[tuple[str, int, dict[str, Any]]]) -> Iterator[Reply]:
-        """The reply to each job, in order; a node without one within the deadline has an error instead."""
+    def _updates(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update | Missing]:
+        jobs = [_Job(task.node, task.exit, self._header(task)) for task in tasks]
+        for task, reply in zip(tasks, self._in_order(state, jobs), strict=True):
+            yield self._update(state, task, reply)
+
+    def _header(self, task: Task) -> dict[str, Any]:
+        return {"kind": "train", "run": self.run_id, "task": dataclasses.asdict(task)}
+
+    def _update(self, state: ServerState, task: Task, reply: Reply) -> Update | Missing:
+        """The reply as an update, if it is one that can be used."""
+        if problem := reply.error or reply.header.get("error"):
+            return Missing(task, str(problem), wire_bytes=reply.wire_bytes)
+        sent = self._header(task)
+        if any(reply.header.get(key) != sent[key] for key in ("run", "task")):
+            return Missing(task, "it answers another task", refused=True, wire_bytes=reply.wire_bytes)
+        covered = self.coverage[task.exit]
+        try:
+            tensors = unpack(reply.payload)
+            delta, buffers = self._parts(tensors, take(state.params, covered), take(state.buffers, covered))
+            figures = {name: _from_json(reply.header[name]) for name in UPDATE_FIGURES}
+            update = Update(task, delta, buffers, **figures, wire_bytes=reply.wire_bytes)
+            check_figures(update)
+        except (ValueError, KeyError, TypeError) as error:
+            return Missing(task, str(error), refused=True, wire_bytes=reply.wire_bytes)
+        return update
+
+    def _parts(self, tensors: Tensors, params: Tensors, buffers: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(delta, buffers), just as they should be, or ValueError."""
+        came_buffers = {name: tensor for name, tensor in tensors.items() if name in buffers}
+        delta = {name: tensor for name, tensor in tensors.items() if name not in buffers}
+        if compression := Compression.of(self.spec):
+            delta = compression.decoded(delta, params)
+        if problem := mismatch(delta, params) or mismatch(came_buffers, buffers):
+            raise ValueError(problem)
+        return delta, came_buffers
+
+    def _in_order(self, state: ServerState, jobs: Sequence[_Job]) -> Iterator[Reply]:
+        """The reply to each job, in order; for a node without one within the deadline, an error."""
+        stations = self.stations()
         packed: dict[int, bytes] = {}
+        sent: dict[str, _Job] = {}
+        unknown: dict[int, Reply] = {}
         messages = []
-        for node, exit, header in jobs:
-            if exit not in packed:
-                packed[exit] = pack(_covered(state, self.coverage[exit]))
-            messages.append(self.courier.send(self.stations[node], header, packed[exit], seconds=self.deadline))
-        waiting, arrived = set(messages), dict[str, Reply]()
-        give_up = time.monotonic() + self.deadline
+        for index, job in enumerate(jobs):
+            if job.exit not in packed:
+                packed[job.exit] = pack(take(state.tensors, self.coverage[job.exit]))
+            if job.node in stations:
+                message = self.courier.send(
+                    stations[job.node], job.header, packed[job.exit], seconds=self.spec.deadline
+                )
+                sent[message] = job
+            else:
+                message = f"not sent {index}"
+                unknown[index] = Reply(message, error="it is not registered with the SuperLink")
+            messages.append(message)
+        arrived: dict[str, Reply] = {reply.message: reply for reply in unknown.values()}
+        give_up = time.monotonic() + self.spec.deadline
         for message in messages:
-            while message in waiting:
-                for reply in self.courier.receive(waiting):
-                    arrived[reply.message] = reply
-                    waiting.discard(reply.message)
-                if message in waiting:
-                    if time.monotonic() > give_up:
-                        waiting.discard(message)
-                        arrived[message] = Reply(message, error=f"no answer within {self.deadline:.0f} s")
+            while message not in arrived:
+                for reply in self.courier.receive(sent):
+                    down = len(packed[sent.pop(reply.message).exit])
+                    arrived[reply.message] = dataclasses.replace(reply, wire_bytes=(down, len(reply.payload)))
+                self.status(_waiting_for(sent.values()))
+                if message in arrived:
+                    break
+                if time.monotonic() > give_up:
+                    down = len(packed[sent.pop(message).exit])
+                    error = f"no answer within {self.spec.deadline:g} s"
+                    arrived[message] = Reply(message, error=error, wire_bytes=(down, 0))
+                else:
                     time.sleep(POLL)
             yield arrived.pop(message)
 
 
-def open_local_flower(trainer: LocalTrainer) -> FlowerBackend:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A message to be sent."""
+
+    node: str
+    exit: int
+    header: dict[str, Any]
+
+
+def check_figures(update: Update) -> None:
+    """Refuse counts and losses that make no sense: they weigh the update."""
+    for name in ("num_samples", "num_steps"):
+        value = getattr(update, name)
+        if type(value) is not int or not 0 < value < 2**40:
+            raise ValueError(f"{name} is {value!r}")
+
+
+def open_local_flower(
+    trainer: LocalTrainer, spec: FederationSpec | None = None, *, status: Status | None = None
+) -> FlowerBackend:
     """With a whole federation on this machine, which ends with the backend."""
     model = trainer.model
     federation = LocalFederation(list(trainer.data.indices), lambda run: trainer)
-    stations = {station.name: station.id for station in federation.courier.stations()}
     coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
-    return FlowerBackend(federation.courier, stations, coverage, "local", on_close=federation.close)
+    return FlowerBackend(
+        federation.courier,
+        federation.stations,
+        coverage,
+        "local",
+        spec or FederationSpec(),
+        status or (lambda text: None),
+        federation.close,
+    )
 
 
-def _covered(state: ServerState, coverage: Coverage) -> dict[str, Tensor]:
-    return take(state.tensors, coverage)
+def _waiting_for(jobs: Any) -> str:
+    nodes = sorted({job.node for job in jobs})
+    shown = ", ".join(nodes[:3])
+    return f"waiting for {shown}{f' and {len(nodes) - 3} more' if len(nodes) > 3 else ''}" if nodes else ""
+
+
+def _from_json(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

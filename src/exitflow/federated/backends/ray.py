@@ -41,7 +41,7 @@ class RayBackend:
         count = num_workers or int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
         trainer_ref = ray.put(trainer)
         actor = ray.remote(num_cpus=1)(_Actor)
-        self._actors = [actor.remote(trainer_ref) for _ in range(count)]
+        self._actors: list[Any] = [actor.remote(trainer_ref) for _ in range(count)]
         self._pinned = trainer.states is not None  # a node's momentum lies where it was last trained
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:

@@ -39,6 +39,7 @@ class Reply:
     header: Header = field(default_factory=dict)
     payload: bytes = b""
     error: str | None = None
+    wire_bytes: tuple[int, int] | None = None  # of payloads, down and up
 
 
 class Courier(Protocol):
@@ -55,6 +56,11 @@ class Courier(Protocol):
 
     def close(self) -> None:
         """Nothing will be sent or received any more."""
+
+
+def registered(courier: Courier, keys: Mapping[str, str]) -> dict[str, int]:
+    """node -> Flower's number for it: only under the names and with the keys that are known, whoever else is there."""
+    return {station.name: station.id for station in courier.stations() if keys.get(station.name) == station.public_key}
 
 
 class GridCourier:

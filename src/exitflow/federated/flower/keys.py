@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from exitflow.files import write_secret
 
 YEARS_VALID = 5
 
@@ -75,13 +76,6 @@ def public_key_of(path: Path) -> str:
 def write_shared_secret(path: Path) -> None:
     """What lets the training, and nobody else, act as the federation's server."""
     write_secret(path, secrets.token_bytes(32))
-
-
-def write_secret(path: Path, data: bytes) -> None:
-    """A file that only its owner may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

@@ -15,7 +15,7 @@ from pathlib import Path
 from exitflow.errors import TrainingError
 from exitflow.federated.flower import commands
 from exitflow.federated.flower.control import CONNECTION, write_connection
-from exitflow.federated.flower.courier import RelayCourier
+from exitflow.federated.flower.courier import RelayCourier, registered
 from exitflow.federated.flower.keys import write_authority, write_node_key, write_shared_secret
 from exitflow.federated.flower.programs import Programs, free_ports
 from exitflow.federated.flower.worker import Worker, serve
@@ -63,6 +63,10 @@ class LocalFederation:
             command = commands.supernode(self._node(node), address, port=node_port, worker=self._socket(node))
             self.programs.start(f"node-{node}", command)
         self._wait_until_complete(set(nodes))
+
+    def stations(self) -> dict[str, int]:
+        """node -> Flower's number for it, of those with the keys that we made."""
+        return registered(self.courier, self.keys)
 
     def close(self) -> None:
         """End everything, and leave nothing behind."""

@@ -13,7 +13,7 @@ import torch
 from exitflow.federated.flower.frames import Header, receive_frame, send_frame
 from exitflow.federated.flower.payload import pack, unpack
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import ServerState, Task
+from exitflow.federated.types import UPDATE_FIGURES, ServerState, Task
 from exitflow.tensors import copy_into, take
 
 
@@ -41,8 +41,9 @@ class Worker:
         if task.node != self._node:
             return {"error": f"the task is for node {task.node!r}, this is {self._node!r}"}, b""
         update = trainer.train(_received(trainer, task.exit, payload), task)
-        reply = {"num_samples": update.num_samples, "num_steps": update.num_steps, "loss": update.loss}
-        return {**reply, "task": header["task"]}, pack({**update.delta, **update.buffers})
+        figures = {name: getattr(update, name) for name in UPDATE_FIGURES}
+        delta = trainer.compression.encoded(update.delta) if trainer.compression else update.delta
+        return {**figures, "run": header["run"], "task": header["task"]}, pack({**delta, **update.buffers})
 
     def _variance(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         trainer, exit = self._trainer_of(header["run"]), header["exit"]

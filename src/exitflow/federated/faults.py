@@ -1,0 +1,50 @@
+"""What the server does about updates that do not come.
+
+`strict` stops. `skip` goes on with what arrived, and reports how much of each exit's weight was lost: the round's
+step is short of the full one by just those terms. `reweight` counts arrival as a part of participation: an update of
+a node that answers with probability q is divided by p q, so that the sum is that of full participation in expectation,
+as long as nodes fail independently of what they would have sent. q is estimated from earlier rounds only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exitflow.federated.types import Update
+
+
+@dataclass
+class Attendance:
+    """Which nodes have answered when they were asked. It is read from the records when a run is resumed."""
+
+    asked: dict[str, int] = field(default_factory=dict)
+    answered: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(records: Iterable[Mapping[str, Any]]) -> Attendance:
+        """As the records of rounds tell it."""
+        attendance = Attendance()
+        for record in records:
+            attendance.add(record.get("attendance") or {})
+        return attendance
+
+    def add(self, round: Mapping[str, bool]) -> None:
+        """Who of those asked in a round has answered."""
+        for node, answered in round.items():
+            self.asked[node] = self.asked.get(node, 0) + 1
+            self.answered[node] = self.answered.get(node, 0) + answered
+
+    def probability(self, node: str) -> float:
+        """q: the share of earlier rounds in which the node answered, one more added that it did.
+
+        So it is 1 before the node was ever asked, never 0, and right in the long run.
+        """
+        return (1 + self.answered.get(node, 0)) / (1 + self.asked.get(node, 0))
+
+
+def reweighted(update: Update, attendance: Attendance) -> Update:
+    """The same update, arrival counted as a part of its probability: p q."""
+    task = update.task
+    return replace(update, task=replace(task, probability=task.probability * attendance.probability(task.node)))
