@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.runs import Run, with_weights
 from exitflow.experiments.system import System
-from exitflow.federated.backends import open_backend
+from exitflow.federated.backends import Place, Status, open_backend
 from exitflow.federated.faults import Attendance
 from exitflow.federated.loop import RoundReport, TrainingPlan, measure_gradient_variance, run_rounds
 from exitflow.federated.privacy import Privacy, PrivacyLoss, run_secret
@@ -28,6 +29,9 @@ from exitflow.federated.types import Backend, ServerState
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, WEIGHTINGS, ExitProfile
 from exitflow.files import write_atomically
 
+if TYPE_CHECKING:
+    from exitflow.experiments.federation import Membership
+
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
 
 
@@ -37,14 +41,33 @@ def train(
     *,
     backend: str = "serial",
     workers: int | None = None,
+    address: str | None = None,
+    federation: Membership | None = None,
     dataset: Dataset | None = None,
     observer: Observer | None = None,
+    status: Status | None = None,
 ) -> Run:
-    """Train `system` into the new directory `out`. The result does not depend on the backend or its workers."""
-    assembly = Assembly(system, dataset or dataset_of(system))
+    """Train `system` into the new directory `out`. The result does not depend on the backend or its workers.
+
+    `address` is that of a Ray cluster; `federation` says where the nodes of a real federation meet, for backend
+    "flower". `status` is told what is being waited for.
+    """
+    dataset = dataset or dataset_of(system)
+    if federation:
+        from exitflow.experiments.federation import join, new_run_id  # needs Flower
+
+        run_id = new_run_id()
+        with join(federation, system, run_id, status=status) as session:
+            assembly = Assembly(system, dataset, session.samples)
+            assembly.profile  # noqa: B018 - as below
+            run_dir = RunDir.create(out, system.to_toml())
+            run_dir.write_run_id(run_id)
+            return Training(assembly, run_dir).run(lambda state: nullcontext(session.backend(assembly)), observer)
+    assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
     run_dir = RunDir.create(out, system.to_toml())
-    return Training(assembly, run_dir).run(backend, workers, observer)
+    place = Place(workers, address, system.federation, status or _silent)
+    return Training(assembly, run_dir).run_at(backend, place, observer)
 
 
 def resume(
@@ -52,15 +75,32 @@ def resume(
     *,
     backend: str = "serial",
     workers: int | None = None,
+    address: str | None = None,
+    federation: Membership | None = None,
     dataset: Dataset | None = None,
     observer: Observer | None = None,
+    status: Status | None = None,
 ) -> Run:
     """Go on with the run in `path`. The result is that of an uninterrupted run, bit for bit."""
     run = Run(path)
     if run.finished:
         return run
-    assembly = Assembly(run.system, dataset or dataset_of(run.system))
-    return Training(assembly, run.directory).run(backend, workers, observer)
+    system = run.system
+    dataset = dataset or dataset_of(system)
+    if federation:
+        from exitflow.experiments.federation import join  # needs Flower
+
+        known = run.directory.node_samples()
+        with join(federation, system, run.directory.run_id(), known=known, status=status) as session:
+            assembly = Assembly(system, dataset, session.samples)
+            training = Training(assembly, run.directory)
+            return training.run(lambda state: nullcontext(session.backend(assembly)), observer)
+    place = Place(workers, address, system.federation, status or _silent)
+    return Training(Assembly(system, dataset), run.directory).run_at(backend, place, observer)
+
+
+def _silent(text: str) -> None:
+    """Nobody asked."""
 
 
 class Training:
@@ -73,13 +113,17 @@ class Training:
         self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
         self._counted_rounds = 0  # ... of so many rounds
 
-    def run(self, backend_name: str, workers: int | None, observer: Observer | None) -> Run:
+    def run_at(self, backend_name: str, place: Place, observer: Observer | None) -> Run:
+        """With a backend by name, which trains the nodes of this program's own data."""
+        trainer = self._assembly.trainer(self._run_dir.node_states)
+        return self.run(lambda state: open_backend(backend_name, trainer, state, place=place), observer)
+
+    def run(self, opened: Callable[[ServerState], AbstractContextManager[Backend]], observer: Observer | None) -> Run:
         """All rounds that are left, and then the trained model."""
         with self._run_dir.lock():
             state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
             self._run_dir.forget_records_after(state.round)
-            trainer = self._assembly.trainer(self._run_dir.node_states)
-            with open_backend(backend_name, trainer, state, workers=workers) as backend:
+            with opened(state) as backend:
                 for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
                     pass
             save_state(self._run_dir.model, state)

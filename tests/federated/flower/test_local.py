@@ -15,7 +15,7 @@ NODES = [*(f"device-{index}" for index in range(4)), "edge-0", "edge-1", "cloud-
 def federation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("states")
     trainers = {run: assembled(VARIANTS[run], rounds=2)[0].trainer(folder / str(run)) for run in VARIANTS}
-    started = LocalFederation(NODES, trainers.__getitem__)
+    started = LocalFederation(NODES, lambda header: trainers[header["run"]])
     yield started
     started.close()
     assert not started.folder.exists()

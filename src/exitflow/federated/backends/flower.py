@@ -8,6 +8,7 @@ a node sends is believed before it was checked; a node that fails is a `Missing`
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class FlowerBackend:
     stations: Callable[[], Mapping[str, int]]  # node -> Flower's number for it, of those that are registered
     coverage: Mapping[int, Coverage]  # exit -> what it covers
     run_id: str
+    details: Mapping[str, Any] = field(default_factory=dict)  # that every message carries
     spec: FederationSpec = field(default_factory=FederationSpec)
     status: Status = field(default=lambda text: None)
     on_close: Callable[[], None] = field(default=lambda: None)
@@ -50,7 +52,7 @@ class FlowerBackend:
 
     def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
         """Of each (node, exit), measured on the node: only the figure travels. NaN where a node does not answer."""
-        jobs = [_Job(node, exit, {"kind": "variance", "run": self.run_id, "exit": exit}) for node, exit in pairs]
+        jobs = [_Job(node, exit, {**self._common, "kind": "variance", "exit": exit}) for node, exit in pairs]
         return [float(reply.header.get("variance", "nan")) for reply in self._in_order(state, jobs)]
 
     def close(self) -> None:
@@ -63,7 +65,11 @@ class FlowerBackend:
             yield self._update(state, task, reply)
 
     def _header(self, task: Task) -> dict[str, Any]:
-        return {"kind": "train", "run": self.run_id, "task": dataclasses.asdict(task)}
+        return {**self._common, "kind": "train", "task": json.loads(json.dumps(dataclasses.asdict(task)))}
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        return {"run": self.run_id, **self.details}
 
     def _update(self, state: ServerState, task: Task, reply: Reply) -> Update | Missing:
         """The reply as an update, if it is one that can be used."""
@@ -153,16 +159,16 @@ def open_local_flower(
 ) -> FlowerBackend:
     """With a whole federation on this machine, which ends with the backend."""
     model = trainer.model
-    federation = LocalFederation(list(trainer.data.indices), lambda run: trainer)
+    federation = LocalFederation(list(trainer.data.indices), lambda header: trainer)
     coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
     return FlowerBackend(
         federation.courier,
         federation.stations,
         coverage,
         "local",
-        spec or FederationSpec(),
-        status or (lambda text: None),
-        federation.close,
+        spec=spec or FederationSpec(),
+        status=status or (lambda text: None),
+        on_close=federation.close,
     )
 
 

@@ -16,6 +16,7 @@ from exitflow.errors import TrainingError
 from exitflow.federated.flower import commands
 from exitflow.federated.flower.control import CONNECTION, write_connection
 from exitflow.federated.flower.courier import RelayCourier, registered
+from exitflow.federated.flower.frames import Header
 from exitflow.federated.flower.keys import write_authority, write_node_key, write_shared_secret
 from exitflow.federated.flower.programs import Programs, free_ports
 from exitflow.federated.flower.worker import Worker, serve
@@ -27,7 +28,7 @@ STARTING = 120.0  # seconds that the programs have to start
 class LocalFederation:
     """A SuperLink, and for every node a SuperNode and a worker that was forked from this process."""
 
-    def __init__(self, nodes: Sequence[str], trainer_of: Callable[[str], LocalTrainer]) -> None:
+    def __init__(self, nodes: Sequence[str], trainer_of: Callable[[Header], LocalTrainer]) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="exitflow-"))
         self.programs = Programs(self.folder)
         self._lifeline = os.pipe()
@@ -38,7 +39,7 @@ class LocalFederation:
             self.close()
             raise
 
-    def _start(self, nodes: Sequence[str], trainer_of: Callable[[str], LocalTrainer]) -> None:
+    def _start(self, nodes: Sequence[str], trainer_of: Callable[[Header], LocalTrainer]) -> None:
         for node in nodes:
             self._fork_worker(node, trainer_of)
         write_authority(self.folder, ["127.0.0.1"])
@@ -48,7 +49,7 @@ class LocalFederation:
         superlink = commands.superlink(self.folder, host="127.0.0.1", port=port, database=None)
         self.programs.start("superlink", superlink)
         self.keys = {node: self._write_node(node) for node in nodes}
-        write_connection(self.folder / "flower", address, self.folder / "ca.crt")
+        write_connection(self.programs.flower_home, address, self.folder / "ca.crt")
         self.programs.start("superexec", commands.superexec(self.folder, address, os.getpid()))
         commands.write_app(self.folder / "app", {"relay": ""})
         self.courier = RelayCourier(self.folder / "relay")
@@ -57,7 +58,7 @@ class LocalFederation:
         ]
         relay = f"relay={json.dumps(str(self.folder / 'relay'))}"
         run = ["run", str(self.folder / "app"), CONNECTION, "--run-config", relay]
-        self._wait_for_port(port)
+        self.programs.wait_for_port("127.0.0.1", port)
         self.programs.flwr([*register, run])
         for node, node_port in zip(nodes, node_ports, strict=True):
             command = commands.supernode(self._node(node), address, port=node_port, worker=self._socket(node))
@@ -92,29 +93,18 @@ class LocalFederation:
         shutil.copy(self.folder / "ca.crt", self._node(node))
         return key
 
-    def _fork_worker(self, node: str, trainer_of: Callable[[str], LocalTrainer]) -> None:
+    def _fork_worker(self, node: str, trainer_of: Callable[[Header], LocalTrainer]) -> None:
         self._node(node).mkdir(parents=True)
         process = mp.get_context("fork").Process(target=self._work, args=(node, trainer_of), daemon=True)
         process.start()
         self._workers.append(process)
 
-    def _work(self, node: str, trainer_of: Callable[[str], LocalTrainer]) -> None:
+    def _work(self, node: str, trainer_of: Callable[[Header], LocalTrainer]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(self._lifeline[1])
         serve(Worker(node, trainer_of), self._socket(node), until_closed=self._lifeline[0])
         os._exit(0)
-
-    def _wait_for_port(self, port: int) -> None:
-        import socket
-
-        give_up = time.monotonic() + STARTING
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                return
-            except OSError:
-                self._check(give_up)
 
     def _wait_until_complete(self, nodes: set[str]) -> None:
         give_up = time.monotonic() + STARTING

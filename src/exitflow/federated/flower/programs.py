@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -47,19 +48,23 @@ class Program:
                 os.kill(self.pid, signal_number)
 
     def last_words(self) -> str:
-        """The end of its log."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "it said nothing")
+        """The last error in its log, or else the last line."""
+        text = re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_text(errors="replace"))
+        errors = re.findall(r"ERROR\s*:(.*(?:\n.+){0,2})", text)
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return " ".join((errors or lines or ["it said nothing"])[-1].split())
 
 
 class Programs:
-    """Programs by name. `folder` takes their logs, Flower's settings, and the commands that Flower is to find."""
+    """Programs by name. `folder` takes Flower's settings, the commands that Flower is to find, and logs."""
 
-    def __init__(self, folder: Path) -> None:
-        self._logs = folder / "logs"
+    def __init__(self, folder: Path, *, logs: Path | None = None) -> None:
+        self._logs = logs or folder / "logs"
+        self.stopped = False
         self._logs.mkdir(parents=True, exist_ok=True)
         self._socket = folder / "preloaded"
-        self.env = environment(folder / "flower")
+        self.flower_home = folder / "flower"
+        self.env = environment(self.flower_home)
         write_commands(folder / "bin")
         self.env |= {"PATH": f"{folder / 'bin'}{os.pathsep}{self.env['PATH']}", SOCKET: str(self._socket)}
         with (self._logs / "preloaded.log").open("ab") as log:
@@ -78,20 +83,35 @@ class Programs:
         """Start one of Flower's commands."""
         self._wait_until_loaded()
         log = self._logs / f"{name}.log"
-        with log.open("ab") as output:
+        with log.open("wb") as output:
             pid, connection = request(self._socket, command, {**self.env, **(env or {})}, output.fileno())
         self._running[name] = Program(name, pid, log, connection)
         return self._running[name]
 
-    def flwr(self, commands: Sequence[Sequence[str]]) -> list[str]:
-        """What each of these commands of Flower's own command line printed."""
-        program = self.start("flwr", ["exitflow-control", json.dumps([list(command) for command in commands])])
+    def flwr(self, commands: Sequence[Sequence[str]], *, tolerate: str | None = None) -> list[str]:
+        """What each of these commands of Flower's own command line printed; failures that say so are tolerated."""
+        request = {"commands": [list(command) for command in commands], "tolerate": tolerate}
+        program = self.start("flwr", ["exitflow-control", json.dumps(request)])
         code = program.poll(STARTING)
-        if code:
-            raise TrainingError(f"Flower's SuperLink refused: {program.last_words()}")
         del self._running["flwr"]
+        if code != 0:
+            program.kill(signal.SIGKILL)
+            raise TrainingError(f"Flower's SuperLink refused: {program.last_words()}")
         outputs: list[str] = json.loads(program.last_words())
         return outputs
+
+    def wait_for_port(self, host: str, port: int, *, patience: float = STARTING) -> None:
+        """Until somebody listens there."""
+        give_up = time.monotonic() + patience
+        while True:
+            self.check()
+            try:
+                socket.create_connection((host, port), timeout=1).close()
+                return
+            except OSError as error:
+                if time.monotonic() > give_up:
+                    raise TrainingError(f"nobody answers at {host}:{port}: {error.strerror or error}") from None
+                time.sleep(0.1)
 
     def __getitem__(self, name: str) -> Program:
         return self._running[name]
@@ -104,7 +124,8 @@ class Programs:
 
     def stop(self, patience: float = 5.0) -> None:
         """End them all: those that do not listen, by force."""
-        for program in self._running.values():
+        self.stopped = True
+        for program in list(self._running.values()):
             program.kill()
         give_up = time.monotonic() + patience
         for program in self._running.values():

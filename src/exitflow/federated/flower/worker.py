@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from exitflow.errors import ExitflowError
 from exitflow.federated.flower.frames import Header, receive_frame, send_frame
 from exitflow.federated.flower.payload import pack, unpack
 from exitflow.federated.local import LocalTrainer
@@ -20,9 +21,9 @@ from exitflow.tensors import copy_into, take
 class Worker:
     """Answers the messages of the server for one node."""
 
-    def __init__(self, node: str, trainer_of: Callable[[str], LocalTrainer]) -> None:
+    def __init__(self, node: str, trainer_of: Callable[[Header], LocalTrainer]) -> None:
         self._node = node
-        self._trainer_of = trainer_of  # run -> what this node does in it
+        self._trainer_of = trainer_of  # header of a message -> what this node does in its run
 
     def answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         """The reply to a message; an error is a reply too."""
@@ -32,12 +33,16 @@ class Worker:
                 return self._train(header, payload)
             if kind == "variance":
                 return self._variance(header, payload)
+            if kind == "hello":
+                return {"num_samples": len(self._trainer_of(header).data.indices[self._node])}, b""
             return {"error": f"there is no message of kind {kind!r}"}, b""
+        except ExitflowError as error:
+            return {"error": str(error)}, b""
         except Exception as error:  # the server names the node, and goes on or stops by its rule
             return {"error": f"{type(error).__name__}: {error}"}, b""
 
     def _train(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
-        trainer, task = self._trainer_of(header["run"]), Task(**header["task"])
+        trainer, task = self._trainer_of(header), Task(**header["task"])
         if task.node != self._node:
             return {"error": f"the task is for node {task.node!r}, this is {self._node!r}"}, b""
         update = trainer.train(_received(trainer, task.exit, payload), task)
@@ -46,7 +51,7 @@ class Worker:
         return {**figures, "run": header["run"], "task": header["task"]}, pack({**delta, **update.buffers})
 
     def _variance(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
-        trainer, exit = self._trainer_of(header["run"]), header["exit"]
+        trainer, exit = self._trainer_of(header), header["exit"]
         state = _received(trainer, exit, payload)
         return {"variance": trainer.gradient_variance(state, self._node, exit)}, b""
 
