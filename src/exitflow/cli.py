@@ -389,13 +389,16 @@ def server(folder: str, host: str | None) -> None:
     run_server(found, host=host, ready=lambda: click.echo(f"The federation meets at {read_address(found)}."))
 
 
-@federation.command()
-@click.argument("folder")
-@click.option(
+_node_data = click.option(
     "--data-dir",
     metavar="DIR",
     help="All training samples there are this node's; its part of the system's partition if not given.",
 )
+
+
+@federation.command()
+@click.argument("folder")
+@_node_data
 def node(folder: str, data_dir: str | None) -> None:
     """A node: train on its own data whenever the server asks, until it is ended.
 
@@ -408,6 +411,28 @@ def node(folder: str, data_dir: str | None) -> None:
     from exitflow.experiments.federation_node import run_node
 
     run_node(Path(folder), data_dir=data_dir, tell=lambda text: click.echo(f"exitflow: {text}", err=True))
+
+
+@federation.command()
+@click.argument("name")
+@click.option(
+    "--socket", "path", metavar="PATH", required=True, help="Where to listen, for the Flower app of the node."
+)
+@click.option("--states", metavar="DIR", default="states", show_default=True, help="Where the node keeps its states.")
+@_node_data
+def worker(name: str, path: str, states: str, data_dir: str | None) -> None:
+    """Only the worker of node NAME, for a Flower SuperNode that runs already.
+
+    \b
+    Example:
+      exitflow federation worker device-0 --socket /run/exitflow/device-0 --data-dir /data
+      flower-supernode ... --node-config 'worker="/run/exitflow/device-0"'
+    """
+    from pathlib import Path
+
+    from exitflow.experiments.federation_node import run_worker
+
+    run_worker(name, Path(path), states=Path(states), data_dir=data_dir)
 
 
 def _overrides(

@@ -43,18 +43,20 @@ JOINING = 120.0  # seconds in which the nodes must have said hello
 class Membership:
     """How a training reaches its federation."""
 
-    folder: Path  # the server's, as `init` wrote it
+    folder: Path | None  # the server's, as `init` wrote it; None: whom the SuperLink knows by name is trusted
     superlink: str | None = None  # HOST:PORT; None: as `init` was told
+    courier: Courier | None = None  # inside a ServerApp of Flower's, where the nodes can be reached already
 
-    @property
-    def address(self) -> str:
-        """Where the SuperLink is."""
-        return check_address(self.superlink) if self.superlink else read_address(self.folder)
+    def stations(self, courier: Courier) -> dict[str, int]:
+        """node -> Flower's number for it: under the right name, and with the right key."""
+        if self.folder is None:
+            return {station.name: station.id for station in courier.stations()}
+        return registered(courier, node_keys(self.folder))
 
-    @property
-    def keys(self) -> dict[str, str]:
-        """The public key of each node."""
-        return {path.stem: public_key_of(path) for path in sorted((self.folder / "nodes").glob("*.pub"))}
+
+def node_keys(folder: Path) -> dict[str, str]:
+    """The public key of each node, as the server's folder has it."""
+    return {path.stem: public_key_of(path) for path in sorted((folder / "nodes").glob("*.pub"))}
 
 
 def check_address(text: str) -> str:
@@ -180,7 +182,7 @@ def running_server(folder: Path, *, host: str | None = None) -> Iterator[Program
             reachable = "127.0.0.1" if listen in ("0.0.0.0", "::") else listen
             programs.wait_for_port(reachable, port)
             write_connection(programs.flower_home, f"{reachable}:{port}", folder / "ca.crt")
-            keys = Membership(folder).keys
+            keys = node_keys(folder)
             register = [
                 ["supernode", "register", str((folder / "nodes" / f"{node}.pub").resolve()), CONNECTION, "--name", node]
                 for node in keys
@@ -220,10 +222,9 @@ class Session:
         """Over the nodes that are there."""
         model = assembly.model
         coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
-        keys = self.membership.keys
         return FlowerBackend(
             self.courier,
-            lambda: registered(self.courier, keys),
+            lambda: self.membership.stations(self.courier),
             coverage,
             self.run_id,
             details={"system": _for_nodes(self.system), "num_steps": assembly.num_steps},
@@ -240,24 +241,24 @@ def join(
     *,
     known: Mapping[str, int] | None = None,
     status: Status | None = None,
-    courier: Courier | None = None,
 ) -> Iterator[Session]:
     """Reach the nodes and ask what they have; those that are `known` from before need not answer."""
     tell = status or (lambda text: None)
-    strangers = [node.name for node in system.topology.nodes if node.name not in membership.keys]
+    if membership.courier:
+        samples = _hello(membership.courier, membership, system, run_id, known, tell)
+        yield Session(membership.courier, membership, system, run_id, samples, tell)
+        return
+    folder = membership.folder
+    assert folder is not None
+    strangers = [node.name for node in system.topology.nodes if node.name not in node_keys(folder)]
     if strangers:
         problem = f"has no key for node {strangers[0]!r}; make a federation for this system with `federation init`"
-        raise ConfigError(problem, source=str(membership.folder))
-    if courier:
-        yield Session(
-            courier, membership, system, run_id, _hello(courier, membership, system, run_id, known, tell), tell
-        )
-        return
+        raise ConfigError(problem, source=str(folder))
     with working_folder() as work:
         programs = Programs(work)
         relay = RelayCourier(work / "relay")
         try:
-            _start_relay(programs, relay, membership, work)
+            _start_relay(programs, relay, folder.resolve(), membership.superlink or read_address(folder))
             samples = _hello(relay, membership, system, run_id, known, tell)
             yield Session(relay, membership, system, run_id, samples, tell)
         finally:
@@ -265,15 +266,15 @@ def join(
             programs.stop()
 
 
-def _start_relay(programs: Programs, relay: RelayCourier, membership: Membership, work: Path) -> None:
+def _start_relay(programs: Programs, relay: RelayCourier, folder: Path, address: str) -> None:
     """A SuperExec beside us runs the ServerApp, which lends us its grid."""
-    folder, address = membership.folder.resolve(), membership.address
     host, _, port = address.rpartition(":")
     programs.wait_for_port(host.strip("[]"), int(port), patience=10)
     write_connection(programs.flower_home, address, folder / "ca.crt")
     programs.start("superexec", commands.superexec(folder, address, os.getpid()))
-    commands.write_app(work / "app", flower_app_config())
-    programs.flwr([["run", str(work / "app"), CONNECTION, "--run-config", f"relay={json.dumps(str(work / 'relay'))}"]])
+    app = programs.flower_home / "exitflow-app"
+    commands.write_app(app, flower_app_config())
+    programs.flwr([["run", str(app), CONNECTION, "--run-config", f"relay={json.dumps(str(relay.path))}"]])
     give_up = time.monotonic() + JOINING
     while not relay.wait(0.1):
         programs.check()
@@ -293,12 +294,12 @@ def _hello(
     names = [node.name for node in system.topology.nodes]
     missing = [name for name in names if name not in (known or {})]
     samples = dict(known or {})
-    keys, header = membership.keys, {"kind": "hello", "run": run_id, "system": _for_nodes(system), "num_steps": 1}
+    header = {"kind": "hello", "run": run_id, "system": _for_nodes(system), "num_steps": 1}
     give_up = time.monotonic() + min(JOINING, system.federation.deadline)
     asked: dict[str, str] = {}
     while missing:
         online = {station.name for station in courier.stations() if station.online}
-        for name, station in registered(courier, keys).items():
+        for name, station in membership.stations(courier).items():
             if name in missing and name in online and name not in asked.values():
                 asked[courier.send(station, header, b"", seconds=JOINING)] = name
         for reply in courier.receive(asked) if asked else []:

@@ -75,6 +75,14 @@ def run_node(folder: Path, *, data_dir: str | None, tell: Callable[[str], None])
             programs.stop()
 
 
+def run_worker(node: str, socket: Path, *, states: Path, data_dir: str | None) -> None:
+    """Only the worker, for a SuperNode that somebody else runs."""
+    lifeline, end = os.pipe()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.write(end, b"."))
+    serve(Worker(node, NodeTrainers(node, states, data_dir)), socket, until_closed=lifeline)
+
+
 def node_of(folder: Path) -> str:
     """The name of the node that `folder` was written for."""
     node = read_toml(folder / "federation.toml").get("node") if (folder / "node.key").is_file() else None

@@ -208,7 +208,7 @@ class Training:
         faults: dict[str, Any] = {}
         if report.wire_bytes:
             faults["wire_bytes"] = {node: {"down": down, "up": up} for node, (down, up) in report.wire_bytes.items()}
-        for what in ("missing", "refused"):
+        for what in ("missing", "refused", "state_lost"):
             if nodes := getattr(report, what):
                 faults[what] = nodes
         if report.lost_weight is not None:

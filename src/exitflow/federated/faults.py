@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exitflow.federated.types import Update
+from exitflow.federated.types import Task, Update
 
 
 @dataclass
@@ -21,13 +21,16 @@ class Attendance:
 
     asked: dict[str, int] = field(default_factory=dict)
     answered: dict[str, int] = field(default_factory=dict)
+    absent: set[tuple[int, str]] = field(default_factory=set)  # (round, node) in which nothing came
+    trained: dict[tuple[str, int], int] = field(default_factory=dict)  # node and exit -> the last round
 
     @staticmethod
     def of(records: Iterable[Mapping[str, Any]]) -> Attendance:
         """As the records of rounds tell it."""
         attendance = Attendance()
         for record in records:
-            attendance.add(record.get("attendance") or {})
+            attendance.add(record.get("attendance", {}))
+            attendance.absent.update((record["round"], node) for node in record.get("missing", {}))
         return attendance
 
     def add(self, round: Mapping[str, bool]) -> None:
@@ -35,6 +38,15 @@ class Attendance:
         for node, answered in round.items():
             self.asked[node] = self.asked.get(node, 0) + 1
             self.answered[node] = self.answered.get(node, 0) + answered
+
+    def add_trained(self, tasks: Iterable[Task]) -> None:
+        """Who has trained what, and when, so that a node that lost its momentum is noticed."""
+        present = (task for task in tasks if (task.round, task.node) not in self.absent)
+        self.trained |= {(task.node, task.exit): task.round for task in present}
+
+    def last_trained(self, task: Task) -> int:
+        """The last round before the task's in which its node trained its exit; 0: never."""
+        return self.trained.get((task.node, task.exit), 0)
 
     def probability(self, node: str) -> float:
         """q: the share of earlier rounds in which the node answered, one more added that it did.

@@ -72,6 +72,7 @@ class RoundReport:
     missing: dict[str, str] = field(default_factory=dict)  # node -> why no update of it came
     refused: dict[str, str] = field(default_factory=dict)  # node -> why its update was not believed
     lost_weight: FloatArray | None = None  # (E,) share of the exit's weight that did not arrive: the bias of `skip`
+    state_lost: list[str] = field(default_factory=list)  # nodes that kept momentum, and have lost or old one
     wire_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)  # node -> bytes down and up, where known
     seconds: float = 0.0
 
@@ -93,6 +94,11 @@ def run_rounds(
 ) -> Iterator[tuple[ServerState, RoundReport]]:
     """Train from `state` to the last round; yields the state after each."""
     attendance = attendance or Attendance()
+    if _keeps_state(plan):
+        for round in range(1, state.round + 1):
+            attendance.add_trained(
+                sample_tasks(plan.nodes, plan.profile.probabilities, round=round, seed=plan.spec.seed)
+            )
     for round in range(state.round + 1, plan.spec.rounds + 1):
         started = time.perf_counter()
         tasks = sample_tasks(plan.nodes, plan.profile.probabilities, round=round, seed=plan.spec.seed)
@@ -107,6 +113,8 @@ def run_rounds(
             rule = replace(rule, noise=noise)
         state = aggregate(state, updates, rule)
         attendance.add(report.attendance)
+        attendance.absent.update((round, node) for node in report.missing)
+        attendance.add_trained(tasks)
         report.lost_weight = lost_weight(plan, report)
         report.seconds = time.perf_counter() - started
         yield state, report
@@ -122,6 +130,8 @@ def arrived(
         if update.wire_bytes:
             report.wire_bytes[task.node] = update.wire_bytes
         if isinstance(update, Update):
+            if _keeps_state(plan) and (update.state_round or 0) < attendance.last_trained(task):
+                report.state_lost.append(task.node)
             yield reweighted(update, attendance) if rule == "reweight" else update
         elif rule == "strict":
             verb = "was refused" if update.refused else "is missing"
@@ -131,6 +141,10 @@ def arrived(
             )
         else:
             (report.refused if update.refused else report.missing)[task.node] = update.reason
+
+
+def _keeps_state(plan: TrainingPlan) -> bool:
+    return plan.spec.momentum_between_rounds == "keep"
 
 
 def private(updates: Iterator[Update], state: ServerState, plan: TrainingPlan) -> Iterator[Update]:

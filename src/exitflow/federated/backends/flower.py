@@ -123,13 +123,14 @@ class FlowerBackend:
         for message in messages:
             while message not in arrived:
                 for reply in self.courier.receive(sent):
-                    down = len(packed[sent.pop(reply.message).exit])
-                    arrived[reply.message] = dataclasses.replace(reply, wire_bytes=(down, len(reply.payload)))
+                    down = _size(sent.pop(reply.message), packed)
+                    up = len(json.dumps(reply.header)) + len(reply.payload)
+                    arrived[reply.message] = dataclasses.replace(reply, wire_bytes=(down, up))
                 self.status(_waiting_for(sent.values()))
                 if message in arrived:
                     break
                 if time.monotonic() > give_up:
-                    down = len(packed[sent.pop(message).exit])
+                    down = _size(sent.pop(message), packed)
                     error = f"no answer within {self.spec.deadline:g} s"
                     arrived[message] = Reply(message, error=error, wire_bytes=(down, 0))
                 else:
@@ -144,6 +145,10 @@ class _Job:
     node: str
     exit: int
     header: dict[str, Any]
+
+
+def _size(job: _Job, packed: Mapping[int, bytes]) -> int:
+    return len(json.dumps(job.header)) + len(packed[job.exit])
 
 
 def check_figures(update: Update) -> None:

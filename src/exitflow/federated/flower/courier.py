@@ -131,6 +131,7 @@ class RelayCourier:
     """Over a ServerApp elsewhere, which connects to the socket at `path`."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(1)
