@@ -20,6 +20,12 @@ from exitflow.federated.flower.frames import Header, receive_frame, send_frame
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+_IN_OUR_WORDS = {  # Flower's codes of errors
+    3: "no answer in time",  # the message expired
+    4: "no answer in time",  # the reply came too late
+    5: "it is not connected",  # no heartbeat for a minute
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Station:
@@ -95,7 +101,9 @@ class GridCourier:
         for message in self._grid.pull_messages(list(messages)):
             answered = message.metadata.reply_to_message_id
             if message.has_error():
-                replies.append(Reply(answered, error=f"{message.error.reason} (Flower's code {message.error.code})"))
+                error = message.error
+                words = _IN_OUR_WORDS.get(error.code) or f"{error.reason} (Flower's code {error.code})"
+                replies.append(Reply(answered, error=words))
                 continue
             try:
                 replies.append(Reply(answered, *from_records(message.content)))

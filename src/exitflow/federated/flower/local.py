@@ -60,10 +60,17 @@ class LocalFederation:
         run = ["run", str(self.folder / "app"), CONNECTION, "--run-config", relay]
         self.programs.wait_for_port("127.0.0.1", port)
         self.programs.flwr([*register, run])
-        for node, node_port in zip(nodes, node_ports, strict=True):
-            command = commands.supernode(self._node(node), address, port=node_port, worker=self._socket(node))
-            self.programs.start(f"node-{node}", command)
+        self._commands = {
+            node: commands.supernode(self._node(node), address, port=port, worker=self._socket(node))
+            for node, port in zip(nodes, node_ports, strict=True)
+        }
+        for node in nodes:
+            self.restart(node)
         self._wait_until_complete(set(nodes))
+
+    def restart(self, node: str) -> None:
+        """Start the SuperNode of a node, which must not be running."""
+        self.programs.start(f"node-{node}", self._commands[node])
 
     def stations(self) -> dict[str, int]:
         """node -> Flower's number for it, of those with the keys that we made."""

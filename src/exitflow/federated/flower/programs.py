@@ -47,6 +47,10 @@ class Program:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal_number)
 
+    def forget(self) -> None:
+        """Do not ask any more how it ends."""
+        self._connection.close()
+
     def last_words(self) -> str:
         """The last error in its log, or else the last line."""
         text = re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_text(errors="replace"))
@@ -85,6 +89,8 @@ class Programs:
         log = self._logs / f"{name}.log"
         with log.open("wb") as output:
             pid, connection = request(self._socket, command, {**self.env, **(env or {})}, output.fileno())
+        if name in self._running:
+            self._running[name].forget()
         self._running[name] = Program(name, pid, log, connection)
         return self._running[name]
 
@@ -93,9 +99,10 @@ class Programs:
         request = {"commands": [list(command) for command in commands], "tolerate": tolerate}
         program = self.start("flwr", ["exitflow-control", json.dumps(request)])
         code = program.poll(STARTING)
-        del self._running["flwr"]
         if code != 0:
             program.kill(signal.SIGKILL)
+        self._running.pop("flwr").forget()
+        if code != 0:
             raise TrainingError(f"Flower's SuperLink refused: {program.last_words()}")
         outputs: list[str] = json.loads(program.last_words())
         return outputs
@@ -131,6 +138,7 @@ class Programs:
         for program in self._running.values():
             if program.poll(max(0.0, give_up - time.monotonic())) is None:
                 program.kill(signal.SIGKILL)
+            program.forget()
         self._running.clear()
         self._preloaded.terminate()
         self._preloaded.wait()
