@@ -10,7 +10,7 @@ help:  ## this list
 
 install: .venv/.installed  ## .venv with the exitflow command in it
 
-demo: .venv/.installed  ## plan, train with four weightings, compare: about a minute
+demo: .venv/.installed  ## plan, train with five weightings, compare: about two minutes
 	rm -rf runs/demo
 	$(BIN)/exitflow plan paper-7:80-15-5
 	$(BIN)/exitflow compare paper-7:80-15-5 --set training.rounds=30 --out runs/demo

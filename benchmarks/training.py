@@ -68,7 +68,7 @@ def _bare_rounds(assembly: Assembly) -> Iterator[None]:
             for step in range(assembly.num_steps):
                 start = step * size % (len(labels) - size)
                 optimizer.zero_grad()
-                loss = F.cross_entropy(network(inputs[start : start + size]), labels[start : start + size])
+                loss = F.cross_entropy(network(inputs[start : start + size])[0], labels[start : start + size])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         yield

@@ -14,7 +14,7 @@ from exitflow.experiments.system import System, load_system
 from exitflow.federated.local import LocalTrainer, NodeData
 from exitflow.federated.schedules import make_schedule
 from exitflow.federated.spec import TrainingSpec
-from exitflow.federated.types import ServerState
+from exitflow.federated.types import ServerState, Task
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.topology.graph import Link, Node, Topology
 
@@ -37,15 +37,16 @@ def topologies(draw: st.DrawFn, max_nodes: int = 12, max_exits: int = 4) -> Topo
 
 
 class SlicedLinear(nn.Module):
-    """The first `size` features only, through a linear layer."""
+    """The first features only, as many as each exit has, through one linear layer."""
 
-    def __init__(self, size: int, num_classes: int) -> None:
+    def __init__(self, sizes: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(num_classes, size))
+        self.sizes = sizes
+        self.weight = nn.Parameter(torch.zeros(num_classes, sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(num_classes))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs[:, : self.weight.shape[1]] @ self.weight.T + self.bias
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(inputs[:, :size] @ self.weight[:, :size].T + self.bias for size in self.sizes)
 
 
 class NestedLinear(NestedModel):
@@ -65,11 +66,12 @@ class NestedLinear(NestedModel):
         size = self.sizes[exit - 1]
         return carry[:, :size] @ self.weight[:, :size].T + self.bias
 
-    def coverage(self, exit: int) -> Coverage:
-        return {"weight": (slice(None), slice(0, self.sizes[exit - 1])), "bias": ()}
+    def coverage(self, *exits: int) -> Coverage:
+        return {"weight": (slice(None), slice(0, self.sizes[max(exits) - 1])), "bias": ()}
 
-    def submodel(self, exit: int) -> nn.Module:
-        return SlicedLinear(self.sizes[exit - 1], len(self.bias)).to(self.weight.dtype)
+    def submodel(self, *exits: int) -> nn.Module:
+        sizes = tuple(self.sizes[exit - 1] for exit in exits)
+        return SlicedLinear(sizes, len(self.bias)).to(self.weight.dtype)
 
 
 def initial_state(model: NestedModel) -> ServerState:
@@ -105,6 +107,11 @@ def linear_trainer(
     preparation = Preparation((0.0,), (1.0,))
     data = NodeData(split, held, preparation, augment=False)
     return LocalTrainer(model, data, spec, num_steps, make_schedule(spec, num_steps))
+
+
+def task_of(round: int, node: str, exit: int, probability: float, seed: int) -> Task:
+    """To train one exit."""
+    return Task(round, node, (exit,), (1.0,), probability, seed)
 
 
 TINY = (

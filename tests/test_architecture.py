@@ -14,6 +14,7 @@ LAYERS = (
     "experiments",
     "evaluation",
     "federated",
+    "theory",
     "routing",
     "data",
     "models",

@@ -1,13 +1,18 @@
 """The command as its users see it: exit codes, one sentence for an error, JSON that parses."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner
 
 from exitflow.cli import main
+from exitflow.federated.weighting import WEIGHTINGS
 from tests.small import TINY
 
 TINY_OPTIONS = [part for override in TINY for part in ("--set", override)]
@@ -86,6 +91,11 @@ def test_train_says_where_the_run_is_and_what_came_out(run, tmp_path):
     assert f"exitflow evaluate {tmp_path / 'new'}" in result.stdout
 
 
+def test_train_names_the_nodes_whose_updates_were_dropped(tmp_path):
+    options = ["--out", tmp_path / "new", "--backend", "serial", "--set", "training.learning_rate=1e30"]
+    assert "dropped, of: cloud-0" in call("train", "paper-7", *TINY_OPTIONS, *options).stdout
+
+
 def test_options_of_train_go_before_set(tmp_path):
     options = ["--rounds", 1, "--seed", 5, "--weighting", "equal-weight", "--backend", "serial", "--json"]
     found = json.loads(call("train", "paper-7", "--out", tmp_path / "new", *TINY_OPTIONS, *options).stdout)
@@ -129,6 +139,25 @@ def test_compare_prints_a_row_for_each_weighting(tmp_path):
     assert len(found["weightings"]["equal-weight"]["exit_accuracy"]) == 3
 
 
+def test_explain_sets_the_weightings_side_by_side():
+    output = call("explain", "paper-7", "--backend", "serial", *TINY_OPTIONS).stdout
+    rows = [line for line in output.splitlines() if any(name in line.split() for name in WEIGHTINGS)]
+    assert [row.split()[0] for row in rows] == list(WEIGHTINGS)
+    assert len({len(row) for row in rows}) == 1  # aligned
+    assert all(len(row.split()) == 1 + 3 + 5 for row in rows)
+    assert "Least in total: " in output
+    found = json.loads(call("explain", "paper-7", "--backend", "serial", "--json", *TINY_OPTIONS).stdout)
+    weights = found["weightings"]["serving-rate"]["weights"]
+    assert weights == pytest.approx([0.8, 0.15, 0.05])
+    assert set(found["weightings"]["bound-min"]["terms"]) == {
+        "generalisation",
+        "bias",
+        "noise",
+        "sampling",
+        "total",
+    }
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
@@ -136,10 +165,16 @@ def test_compare_prints_a_row_for_each_weighting(tmp_path):
         (["plan", "paper-9"], "exitflow: paper-9: there is no such file, and no preset 'paper-9'; did you mean"),
         (["train", "paper-7"], "exitflow: train: give a SYSTEM and --out RUN, or --resume RUN\n"),
         (["train", "paper-7", "--resume", "x"], "exitflow: --resume: goes on with a run as it was begun"),
+        (["train", "--resume", "x", "--seed", "0"], "exitflow: --resume: goes on with a run as it was begun"),
         (["train", "--resume", "nowhere"], "exitflow: nowhere: is not a run directory"),
         (["train", "paper-7", "--out", "x", "--seed", "-1"], "training.seed: must be 0 or more, got -1"),
         (["train", "paper-7", "--out", "x", "--weighting", "best"], "training.weighting: there is no weighting 'best'"),
         (["train", "paper-7-cifar10", "--out", "x"], "say where with --data-dir, data.dir or $EXITFLOW_DATA_DIR"),
+        (["explain", "nothing.toml"], "exitflow: nothing.toml: no such file\n"),
+        (
+            ["train", "paper-7-cifar10", "--out", "x", "--data-dir", "no\N{GRINNING FACE}"],
+            "in no\N{GRINNING FACE}/cifar-10",
+        ),
         (["evaluate", "nowhere"], "exitflow: nowhere: is not a run directory"),
         (["compare", "paper-7", "--weightings", "serving-rat"], "did you mean 'serving-rate'?"),
         (
@@ -160,7 +195,7 @@ def test_a_bad_setting_is_refused(run):
     assert "such as 80-15-5" in call("evaluate", run, "--serving", "lots", code=2).stderr
 
 
-@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "compare"])
+@pytest.mark.parametrize("command", ["plan", "train", "evaluate", "compare", "explain"])
 def test_every_command_explains_itself_with_an_example(command):
     output = call(command, "--help").stdout
     assert "Example:" in output
@@ -173,3 +208,57 @@ def test_progress_keeps_quiet_where_nobody_watches(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_a_name_is_printed_as_it_stands():
+    assert "[/red] :smile:: requests/s" in call("plan", "paper-7", "--set", 'name="[/red] :smile:"').stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (MemoryError(), 1, "exitflow: not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 36 bytes"), 1, "exitflow: not enough memory"),
+        (OSError(28, "No space left on device", "runs/x"), 1, "exitflow: runs/x: No space left on device"),
+        (KeyboardInterrupt(), 130, "exitflow: interrupted"),
+    ],
+)
+def test_what_the_machine_refuses_gets_one_sentence(monkeypatch, error, code, sentence):
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr("exitflow.experiments.system.load_system", fail)
+    result = call("plan", "paper-7", code=code)
+    assert result.stderr.startswith(sentence)
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch):
+    def fail(*args):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("exitflow.experiments.system.load_system", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        call("plan", "paper-7")
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes"])
+def test_ctrl_c_ends_with_130_and_leaves_no_worker(tmp_path, backend):
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # background jobs ignore it
+    command = [sys.executable, "-c", listen + "from exitflow.cli import main; main()", "train", "paper-7", "--out"]
+    command += [str(tmp_path / "run"), *TINY_OPTIONS, "--backend", backend, "--rounds", "100000"]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "run" / "checkpoint.safetensors").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert stderr.startswith("exitflow: interrupted")
+        assert stderr.count("\n") == 1
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -22,9 +22,8 @@ def figures(folder: Path, server_step: str) -> dict:
     system = tiny_system(*OVERRIDES, f"training.server_step={server_step}")
     assembly = Assembly(system, dataset_of(system))
     assembly.model.double()
-    coverage = {exit: assembly.model.coverage(exit) for exit in (1, 2, 3)}
     nodes = [node.name for node in system.topology.nodes]
-    plan = TrainingPlan(nodes, assembly.profile, WEIGHTINGS["flops-prop"], coverage, system.training)
+    plan = TrainingPlan(nodes, assembly.profile, WEIGHTINGS["flops-prop"], assembly.model.coverage, system.training)
     state, losses = assembly.initial_state(), []
     with open_backend("serial", assembly.trainer(folder), state) as backend:
         for state, report in run_rounds(plan, state, backend):

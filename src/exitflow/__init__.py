@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from exitflow.errors import ConfigError, DataError, ExitflowError, MissingExtraError, RunError, TrainingError
     from exitflow.evaluation.accuracy import Evaluation
     from exitflow.experiments.comparison import Comparison, compare
+    from exitflow.experiments.explanation import Explanation, explain
     from exitflow.experiments.runs import Run, evaluate
     from exitflow.experiments.system import System, load_system
     from exitflow.experiments.training import resume, train
@@ -45,6 +46,7 @@ _HOMES = {
     ),
     "exitflow.evaluation.accuracy": ("Evaluation",),
     "exitflow.experiments.comparison": ("Comparison", "compare"),
+    "exitflow.experiments.explanation": ("Explanation", "explain"),
     "exitflow.experiments.runs": ("Run", "evaluate"),
     "exitflow.experiments.system": ("System", "load_system"),
     "exitflow.experiments.training": ("resume", "train"),
@@ -67,6 +69,7 @@ __all__ = [
     "EarlyExitResNet",
     "Evaluation",
     "ExitflowError",
+    "Explanation",
     "Link",
     "MissingExtraError",
     "NestedModel",
@@ -84,6 +87,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "explain",
     "load_system",
     "resume",
     "serving_plan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +13,23 @@ import click
 from exitflow import __version__
 from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, suggestion
 from exitflow.federated.weighting import WEIGHTINGS
-from exitflow.report.terminal import percent, print_table, progress_bar, rate, spread
+from exitflow.report.terminal import (
+    percent,
+    print_figures,
+    print_gradient_variance,
+    print_table,
+    progress_bar,
+    rate,
+    spread,
+)
 from exitflow.routing import CONFIDENCES
 
 if TYPE_CHECKING:
     from exitflow.evaluation.accuracy import Evaluation
+    from exitflow.experiments.explanation import Explanation
     from exitflow.experiments.runs import Run
 
+COMPARED = "equal-weight,flops-prop,serving-rate,balanced-adj,auto"  # the paper's four, and ours
 BACKENDS = ("processes", "serial", "ray", "flower")
 EXTRAS = {  # package -> the extra that installs it
     "torch": "train",
@@ -38,17 +49,20 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except ExitflowError as error:
             problem, exit_code = str(error), error.exit_code
-        except ModuleNotFoundError as error:
-            extras = {
-                "torch": "train",
-                "safetensors": "train",
-                "flwr": "flower",
-                "cryptography": "flower",
-                "ray": "ray",
-            }
-            if error.name not in extras:
+        except KeyboardInterrupt:
+            problem, exit_code = "interrupted; `train --resume` and `compare` go on where they were", 130
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # a reader such as `head` has seen enough
                 raise
-            problem, exit_code = str(MissingExtraError(error.name, extras[error.name])), 2
+            problem, exit_code = f"{error.filename or 'cannot go on'}: {error.strerror or error}", 1
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+                raise
+            problem, exit_code = "not enough memory: choose a smaller model, batch or number of workers", 1
+        except ModuleNotFoundError as error:
+            if error.name not in EXTRAS:
+                raise
+            problem, exit_code = str(MissingExtraError(error.name, EXTRAS[error.name])), 2
         click.echo(f"exitflow: {problem}", err=True)
         return ctx.exit(exit_code)
 
@@ -69,12 +83,16 @@ def main() -> None:
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-_set = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file.")
+_set = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file; repeatable."
+)
 _data_dir = click.option("--data-dir", metavar="DIR", help="Where the data set's files lie.")
 _backend = click.option(
     "--backend", type=click.Choice(BACKENDS), default="processes", show_default=True, help="Where to train."
 )
-_workers = click.option("--workers", type=click.IntRange(min=1), help="Processes; one for each core if not given.")
+_workers = click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes; one for each core if not given."
+)
 
 
 @main.command()
@@ -121,7 +139,7 @@ _federation = click.option(
 )
 
 
-@main.command()
+@main.command(short_help="Train SYSTEM, or go on with a run that was cut off.")
 @click.argument("system", required=False)
 @click.option("--out", metavar="RUN", help="The new directory of the run.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with this run instead of starting one.")
@@ -162,7 +180,7 @@ def train(
 
     where = _where(backend, workers, address, superlink, federation)
     if resumed:
-        if system or out or any(value for key, value in changes.items() if key != "data_dir"):
+        if system or out or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir"):
             raise ConfigError(
                 "goes on with a run as it was begun: only options that say where to train, and --data-dir, fit",
                 key="--resume",
@@ -210,7 +228,8 @@ def _watching(show: Callable[..., None], label: str) -> dict[str, Any]:
 
 
 def _print_training(run: Run, as_json: bool) -> None:
-    last = run.records[-1]
+    last = run.directory.last_record()
+    dropped = {node for record in run.records for node in record["dropped"]}
     validation = last["validation"]
     if as_json:
         _print_json({"run": str(run.path), "rounds": last["round"], "validation": validation})
@@ -218,10 +237,12 @@ def _print_training(run: Run, as_json: bool) -> None:
     click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting}.")
     exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
     click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits alone {exits} %.")
+    if dropped:
+        click.echo(f"Updates that were not finite were dropped, of: {', '.join(sorted(dropped))}; see rounds.jsonl.")
     click.echo(f"Next: exitflow evaluate {run.path}")
 
 
-@main.command()
+@main.command(short_help="How accurately the system of RUN answers.")
 @click.argument("run")
 @click.option("--serving", multiple=True, metavar="X-Y-Z", help="Another serving setting; may be given more than once.")
 @click.option(
@@ -265,9 +286,9 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
     print_table(title, ["", "on all samples", "serves/s", "on what it serves"], rows)
 
 
-@main.command()
+@main.command(short_help="Train SYSTEM under several weightings, and compare.")
 @click.argument("system")
-@click.option("--weightings", metavar="A,B", default=",".join(WEIGHTINGS), show_default=True, help="What to compare.")
+@click.option("--weightings", metavar="A,B", default=COMPARED, show_default=True, help="What to compare.")
 @click.option("--seeds", metavar="N,N", help="Each weighting is trained with each seed; the system's own if not given.")
 @click.option("--out", metavar="DIR", help="Where the runs are kept; a folder for the system in runs/ if not given.")
 @_backend
@@ -325,6 +346,134 @@ def compare(
     ]
     count = f"{len(numbers)} seed{'s' if len(numbers) > 1 else ''}"
     print_table(f"{loaded.name}: test accuracy in %, {count}", ["weighting", *exits, "as served"], rows)
+
+
+@main.command()
+@click.argument("table")
+@click.option("--scale", type=click.Choice(["small", "paper"]), default="small", show_default=True, help="How large.")
+@click.option("--seeds", metavar="N,N", default="9,42,67", show_default=True, help="Every training with each of them.")
+@click.option("--datasets", metavar="A,B", default="cifar10,cifar100", show_default=True, help="On which data.")
+@click.option("--out", metavar="DIR", help="Where results are kept; results/SCALE if not given.")
+@click.option("--device", default="cpu", show_default=True, help="Where PyTorch computes, such as cuda.")
+@_workers
+@_data_dir
+@_json
+def reproduce(
+    table: str,
+    scale: Any,
+    seeds: str,
+    datasets: str,
+    out: str | None,
+    device: str,
+    workers: int | None,
+    data_dir: str | None,
+    as_json: bool,
+) -> None:
+    """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
+
+    TABLE is table1, table2, table4, table5, table6, gradient-variance (the paper's Table 3), ours, parts, or all.
+    Trainings that several cells share run once; a run that was killed goes on where it stood.
+
+    \b
+    Example:
+      exitflow reproduce table1 --data-dir data --seeds 9
+      exitflow reproduce all --scale paper --device cuda
+    """
+    import os
+    from pathlib import Path
+
+    from exitflow.experiments.figures import TableFigures
+    from exitflow.experiments.reproduction import Reproduction
+    from exitflow.experiments.results import Results
+    from exitflow.experiments.tables import GRADIENT_VARIANCE, TABLES, find_table
+
+    chosen = list(TABLES.values()) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
+    names, numbers = _dataset_names(datasets), _seeds(seeds)
+    results = Results(out or Path("results") / scale)
+    reproduction = Reproduction(results, scale, data_dir, device)
+    jobs = reproduction.missing(chosen, numbers, names)
+    with progress_bar(len(jobs), unit="trainings") as show:
+        reproduction.run(jobs, workers=workers or os.cpu_count() or 1, observer=show)
+        if table in ("all", GRADIENT_VARIANCE):
+            for name in names:
+                for seed in numbers:
+                    show(f"gradient variance, {name}, seed {seed}", len(jobs))
+                    reproduction.measure_gradient_variance(name, seed)
+    figures = [TableFigures(each, results, tuple(numbers)) for each in chosen]
+    if as_json:
+        _print_json([each.to_json() for each in figures])
+        return
+    for each in figures:
+        print_figures(each, names)
+    if table in ("all", GRADIENT_VARIANCE):
+        print_gradient_variance(results, names, numbers)
+
+
+def _dataset_names(text: str) -> list[str]:
+    from exitflow.experiments.tables import DATASETS
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in DATASETS:
+            raise ConfigError(f"expected cifar10, cifar100 or both, got {name!r}", key="--datasets")
+    return names
+
+
+@main.command()
+@click.argument("system")
+@_backend
+@_workers
+@_data_dir
+@_set
+@_json
+def explain(
+    system: str,
+    backend: str,
+    workers: int | None,
+    data_dir: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Why one weighting and not another: their weights in the last round of SYSTEM, and the errors these allow.
+
+    Measures the gradients at the initial model, and fills the paper's error bound with them. The errors are in units
+    of the loss; docs/theory.md says what is measured and what is estimated.
+
+    \b
+    Example:
+      exitflow explain campus.toml
+      exitflow explain paper-7:5-15-80 --set training.rounds=5 --json
+    """
+    from exitflow.experiments import explanation
+    from exitflow.experiments.system import load_system
+
+    loaded = load_system(system, _overrides(data_dir=data_dir, overrides=overrides))
+    result = explanation.explain(loaded, backend=backend, workers=workers)
+    if as_json:
+        _print_json(result.to_json())
+        return
+    exits = [f"exit {exit}" for exit in range(1, loaded.topology.num_exits + 1)]
+    errors = ("generalisation", "bias", "noise", "sampling", "total")
+    rows = [
+        [name, *(percent(weight) for weight in weights), *(f"{terms.to_json()[error]:.3f}" for error in errors)]
+        for (name, weights), terms in zip(result.weights.items(), result.terms.values(), strict=True)
+    ]
+    title = f"{loaded.name}: weights in %, and the errors they allow, {result.inputs.loss_bound:.2f} each at most"
+    print_table(title, ["weighting", *exits, *errors], rows)
+    click.echo(f"Least in total: {result.cheapest}. {_why(result)}")
+
+
+def _why(result: Explanation) -> str:
+    """What the other weightings pay for."""
+    best = result.terms[result.cheapest].to_json()
+    worst = {
+        error: max(terms.to_json()[error] for terms in result.terms.values()) - best[error]
+        for error in ("generalisation", "bias", "noise", "sampling")
+    }
+    error = max(worst, key=worst.__getitem__)
+    if worst[error] < 1e-3:
+        return "The errors hardly tell the weightings apart."
+    return f"What tells the others apart most is {error}: up to {worst[error]:.3f} more."
 
 
 @main.group(cls=_Group)
@@ -445,7 +594,7 @@ def _overrides(
 ) -> list[str]:
     """Options that stand for keys, after --set, as `key=value`."""
     options = {"training.weighting": weighting, "training.seed": seed, "training.rounds": rounds, "data.dir": data_dir}
-    given = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
     return [*overrides, *given]
 
 

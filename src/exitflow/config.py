@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import tomllib
 import types
 import typing
@@ -22,6 +21,8 @@ from exitflow.errors import ConfigError, suggestion
 
 T = TypeVar("T")
 
+MAX_RATE = 1e15  # requests/s; sums of rates stay finite, and exact to a request
+
 
 def require(condition: bool, key: str, problem: str) -> None:
     """Raise a ConfigError at `key` unless `condition` holds."""
@@ -31,14 +32,14 @@ def require(condition: bool, key: str, problem: str) -> None:
 
 def require_rate(value: float | None, key: str) -> None:
     """A rate in requests/s: finite and not negative; None where there is no limit."""
-    finite = value is None or (math.isfinite(value) and value >= 0)
-    require(finite, key, f"a rate must be a finite number of requests/s, 0 or more, got {value}")
+    valid = value is None or 0 <= value <= MAX_RATE
+    require(valid, key, f"a rate must be a finite number of requests/s, from 0 to {MAX_RATE:g}, got {value}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The parsed file, or a ConfigError that names it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError("no such file", source=str(path)) from None
     except IsADirectoryError:
@@ -47,8 +48,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
     except UnicodeDecodeError:
         raise ConfigError("is not a text file in UTF-8", source=str(path)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"is not valid TOML: {error}", source=str(path)) from None
+    except ConfigError as error:
+        raise error.within(source=str(path)) from None
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError, [[[... a RecursionError
+        raise ConfigError(f"is not valid TOML: {error}") from None
 
 
 def parse_assignment(text: str) -> tuple[list[str], Any]:
@@ -58,8 +66,8 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
     if not equals or not all(path):
         raise ConfigError(f"expected key=value, such as training.rounds=5, got {text!r}", key="--set")
     try:
-        return path, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return path, _parse_toml(f"value = {value}")["value"]
+    except ConfigError:
         return path, value.strip()
 
 
@@ -181,6 +189,8 @@ _SCALARS = {int: "a whole number", float: "a number", str: "a string", bool: "tr
 
 
 def _decode_scalar(hint: Any, value: Any) -> Any:
+    if type(value) is int and abs(value) >= 2**63:  # what TOML promises to hold
+        raise ConfigError(f"expected {_SCALARS[hint]} of at most 64 bits, got one of {len(str(abs(value)))} digits")
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is hint:

@@ -25,6 +25,11 @@ def take(tensors: Tensors, slices: Slices) -> dict[str, Tensor]:
     return {name: tensors[name][part] for name, part in slices.items() if name in tensors}
 
 
+def num_bytes(tensors: Tensors) -> int:
+    """Of all of them together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each of some tensors lies in one flat buffer of bytes."""

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from exitflow.data.dataset import Preparation
+from exitflow.data.dataset import Dataset, Preparation, Split
+from exitflow.errors import DataError
 
 
 def test_preparation_normalises_each_channel():
@@ -55,3 +56,21 @@ def test_each_image_of_a_batch_keeps_its_own_pixels():
 def test_without_augmentation_nothing_changes():
     inputs = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     assert Preparation((0.0,) * 3, (1.0,) * 3).augment(inputs, torch.Generator()) is inputs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "sentence"),
+    [
+        (0, [], "needs as many inputs as labels, got 0 and 0"),
+        (3, [0, 1], "needs as many inputs as labels, got 3 and 2"),
+        (2, [0, 3], "labels must be from 0 to 2, got 0 to 3"),
+        (2, [-1, 2], "labels must be from 0 to 2, got -1 to 2"),
+    ],
+)
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_a_data_set_that_cannot_be_used_is_refused(part, inputs, labels, sentence):
+    good = Split(torch.zeros(2, 1, 8, 8), torch.tensor([0, 2]))
+    bad = Split(torch.zeros(inputs, 1, 8, 8), torch.tensor(labels, dtype=torch.int64))
+    splits = {"train": good, "validation": good, "test": good} | {part: bad}
+    with pytest.raises(DataError, match=f"data set 'mine', {part}: {sentence}"):
+        Dataset("mine", **splits, num_classes=3, preparation=Preparation((0.0,), (1.0,)))

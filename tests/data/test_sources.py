@@ -136,6 +136,13 @@ def test_an_idx_file_of_another_kind_is_refused(tmp_path):
         load_dataset("mnist", data_dir=str(tmp_path), verify=False)
 
 
+@pytest.mark.parametrize("length", [0, 3, 4, 7, 15, 16, 47])
+def test_an_idx_file_that_was_cut_off_is_refused(tmp_path, length):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((2, 4, 4)))[:length])
+    with pytest.raises(DataError, match="train-images-idx3-ubyte: is not an idx file of bytes in 3 dimensions"):
+        load_dataset("mnist", data_dir=str(tmp_path))
+
+
 def test_half_a_gzip_file_is_refused(tmp_path):
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(100))[:20])
     with pytest.raises(DataError, match="is not a whole gzip file"):

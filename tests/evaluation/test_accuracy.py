@@ -96,6 +96,18 @@ def test_outputs_are_the_logits_of_every_submodel():
     model = build_model(spec, (1, 8, 8), 3, seed=0)
     outputs = exit_outputs(model, dataset.test, dataset.preparation)
     for exit in (1, 2, 3):
-        alone = model.submodel(exit).eval()(dataset.preparation(dataset.test.inputs)).detach().numpy()
+        (logits,) = model.submodel(exit).eval()(dataset.preparation(dataset.test.inputs))
+        alone = logits.detach().numpy()
         np.testing.assert_allclose(outputs.logits[exit - 1], alone, rtol=1e-5, atol=1e-6)
     assert outputs.exit_accuracy.shape == (3,)
+
+
+def test_a_node_with_two_parents_splits_every_sample_between_them():
+    """Both parents get half of all samples, not all of them at a rate for half: they are right on the surer sample."""
+    links = (Link("left"), Link("right"))
+    topology = Topology((Node("device", 1, 1.0, links), Node("left", 2), Node("right", 2)))
+    logits = np.array([[[0, 0], [0, 0]], [[9, 0], [1, 0]]], dtype=np.float32)  # (exit, sample, class)
+    result = evaluate_plan(ExitOutputs(logits, np.array([0, 1])), topology)
+    assert result.nodes["left"].accuracy == pytest.approx(0.5)
+    assert result.nodes["right"].accuracy == pytest.approx(0.5)
+    assert result.accuracy == pytest.approx(0.5)

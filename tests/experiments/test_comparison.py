@@ -51,3 +51,6 @@ def test_a_changed_system_gets_a_folder_of_its_own():
     assert default_folder(system) == default_folder(replace(system, training=replace(system.training, seed=5)))
     assert default_folder(system) != default_folder(tiny_system("training.rounds=4"))
     assert ":" not in default_folder(system).name
+    odd = replace(system, name="a/b ü" + "x" * 5000)
+    assert default_folder(odd).name.startswith("a-b--x")
+    assert len(default_folder(odd).name) < 120

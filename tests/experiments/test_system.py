@@ -105,7 +105,29 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
             CAMPUS.replace("count = 4", 'count = "four"'),
             "system.toml: tiers[0].count: expected a whole number, got 'four'",
         ),
-        (CAMPUS.replace("count = 4", "count = 0"), "tiers[0].count: must be at least 1, got 0"),
+        (CAMPUS.replace("count = 4", "count = 0"), "tiers[0].count: must be from 1 to 1,000,000, got 0"),
+        (
+            CAMPUS.replace("count = 4", "count = 1000000000"),
+            "tiers[0].count: must be from 1 to 1,000,000, got 1000000000",
+        ),
+        (
+            CAMPUS.replace("count = 4", f"count = {10**30}"),
+            "tiers[0].count: expected a whole number of at most 64 bits",
+        ),
+        (CAMPUS.replace("25.0", str(10**400)), "tiers[0].arrival_rate: expected a number of at most 64 bits"),
+        (CAMPUS.replace("25.0", "9" * 5000), "system.toml: is not valid TOML"),
+        (CAMPUS.replace("25.0", "[" * 100_000), "system.toml: is not valid TOML"),
+        (CAMPUS.replace("25.0", "1e308"), "tiers[0].arrival_rate: a rate must be a finite number"),
+        (CAMPUS.replace("25.0", "0.0"), "system.toml: no requests arrive"),
+        (CAMPUS.replace('"edge"', '"' + "é" * 51 + '"'), "tiers[1].name: must be letters, digits"),
+        (CAMPUS.replace('"campus"', r'"cam\npus"'), "name: expected a name of printable characters"),
+        (CAMPUS + "[model]\nwidth = 1000000\n", "model.width: 1000000 gives the last stage 8,000,000 channels"),
+        (
+            CAMPUS + "[model]\nblocks = [1000000000]\nstrides = [1]\n",
+            "model.blocks: each must be at least 1, and 1,000",
+        ),
+        (CAMPUS + "[model]\nstrides = [1, 2, 2, 1000]\n", "model.strides: one from 1 to 64"),
+        (CAMPUS + "[training]\nweight_decay = 1e300\n", "training.weight_decay: must be from 0 to 1e+30, got 1e+300"),
         (CAMPUS.replace("count = 4", "count = true"), "tiers[0].count: expected a whole number, got True"),
         (CAMPUS.replace("exit = 1", "exit = 1.0"), "tiers[0].exit: expected a whole number, got 1.0"),
         (
@@ -139,11 +161,11 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
             "data.partition: must be one of 'equal', 'biased', 'highly-biased', got 'even'",
         ),
         (CAMPUS + "[data]\nlayer_shares = [1, 2]\n", "data.layer_shares: one for each of the 3 exits, got 2"),
-        (CAMPUS + "[data]\nlayer_shares = [1, 0, 2]\n", "exit 2 has no data to train on"),
+        (CAMPUS + "[data]\nlayer_shares = [1, 2, 0]\n", "exit 3 has no data to train on"),
         (CAMPUS + "[training]\nweighting = 'serving'\n", "training.weighting: there is no weighting 'serving'"),
         (CAMPUS + "[training]\nrounds = 0\n", "training.rounds: must be at least 1, got 0"),
         (CAMPUS + "[training]\nmomentum = 1.0\n", "training.momentum: must be from 0 to below 1, got 1.0"),
-        (CAMPUS + "[training]\nlearning_rate = nan\n", "training.learning_rate: must be above 0, got nan"),
+        (CAMPUS + "[training]\nlearning_rate = nan\n", "training.learning_rate: must be above 0, up to 1e+30, got nan"),
         (CAMPUS + "[training]\nhelp_probability = 0.7\n", "training.help_probability: 0.7 for each of 2 lower exits"),
         (CAMPUS + "[training.sampling]\ndevice-0 = 'x'\n", "training.sampling.device-0: expected a list, got 'x'"),
         (CAMPUS + "[training]\nschedule = 'theorem'\n", "training.schedule: 'theorem' needs strong_convexity"),
@@ -172,8 +194,9 @@ def test_an_exit_between_nodes_needs_help_to_be_trained():
     from exitflow.experiments.system import decode_system
 
     with pytest.raises(ConfigError, match="exit 2 has no data to train on"):
-        decode_system(gap)
+        decode_system(gap, ["training.weighting=serving-rate"])
     assert decode_system(gap, text).topology.num_exits == 3
+    assert decode_system(gap).training.trains_all_exits
 
 
 @pytest.mark.parametrize(
@@ -211,6 +234,8 @@ def test_a_directory_or_bytes_are_no_system_file(tmp_path):
     (tmp_path / "x.toml").mkdir()
     with pytest.raises(ConfigError, match=r"x.toml: is a directory"):
         load_system(tmp_path / "x.toml")
+    (tmp_path / "bom.toml").write_bytes(b"\xef\xbb\xbf" + CAMPUS.encode())
+    assert load_system(tmp_path / "bom.toml").name == "campus"
     (tmp_path / "y.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"y.toml: is not a text file in UTF-8"):
         load_system(tmp_path / "y.toml")

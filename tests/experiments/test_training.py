@@ -69,6 +69,32 @@ def test_the_profile_says_what_the_weighting_knew(tmp_path):
     assert run.records[0]["exit_weights"] == pytest.approx(weights.tolist())
 
 
+def test_the_profile_of_bound_min_says_what_its_weights_cost(tmp_path):
+    run = train(tiny_system("training.weighting=bound-min"), tmp_path / "run", dataset=DATA)
+    profile = json.loads((run.path / "profile.json").read_text())
+    assert set(profile["error_terms"]) == {"generalisation", "bias", "noise", "sampling", "total"}
+    assert profile["gradients"]["variance"][0][0] > 0
+    assert profile["gradients"]["variance"][0][1:] == [None, None]  # a device trains exit 1 only
+    assert all(record["exit_weights"] == run.records[0]["exit_weights"] for record in run.records)
+
+
+def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
+    def stop(rounds: float) -> None:
+        if rounds > 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny_system("training.weighting=bound-min"), tmp_path / "run", dataset=DATA, observer=stop)
+    file = tmp_path / "run" / "profile.json"
+    profile = json.loads(file.read_text())
+    for device in range(4):
+        profile["gradients"]["variance"][device][0] = 1e6  # exit 1 now looks too noisy for the 80 % that it serves
+    file.write_text(json.dumps(profile))
+    records = resume(tmp_path / "run", dataset=DATA).records
+    assert records[0]["exit_weights"][0] == pytest.approx(0.8)
+    assert records[-1]["exit_weights"][0] < 0.6
+
+
 def test_the_seed_decides_everything(tmp_path):
     one, same, other = (
         train(tiny_system(f"training.seed={seed}"), tmp_path / name, dataset=DATA)
@@ -94,6 +120,7 @@ INTERRUPTED = {
     "help and partial participation": ("training.help_probability=0.2", "training.participation=0.7"),
     "momentum kept": ("training.momentum_between_rounds=keep",),
     "measured weighting": ("training.weighting=balanced-adj",),
+    "minimised bound": ("training.weighting=bound-min", "training.help_probability=0.2"),
 }
 
 
@@ -174,6 +201,14 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
     assert run.records_file.read_text() == '{"round": 1}\n'
 
 
+def test_a_record_that_is_newer_than_the_checkpoint_does_not_count(tmp_path):
+    run = RunDir.create(tmp_path / "run", "")
+    for round in (1, 2, 3):
+        run.append({"round": round})
+    run.forget_records_after(2)
+    assert run.records() == [{"round": 1}, {"round": 2}]
+
+
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     run = train(tiny_system(), tmp_path / "run", dataset=DATA)
     before = {path.name: path.stat().st_mtime_ns for path in run.path.iterdir()}
@@ -238,6 +273,51 @@ def test_a_model_that_does_not_fit_the_spec_is_named(tmp_path):
     run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
     with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
         evaluate(run.path, dataset=DATA)
+
+
+def unfinished(path, *overrides: str) -> Run:
+    def stop(rounds: float) -> None:
+        if rounds > 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny_system(*overrides), path, dataset=DATA, observer=stop)
+    return Run(path)
+
+
+@pytest.mark.parametrize("line", ["garbage", "[1]", "{}", '"x"'])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    run = unfinished(tmp_path / "run")
+    run.directory.records_file.write_text(line + "\n")
+    with pytest.raises(RunError, match=r"rounds.jsonl: line 1 is no record of a round"):
+        resume(run.path, dataset=DATA)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"gradient_variance": "x"}', '{"gradient_variance": [1]}'])
+def test_a_damaged_profile_is_named(tmp_path, text):
+    run = unfinished(tmp_path / "run")
+    (run.path / "profile.json").write_text(text)
+    with pytest.raises(RunError, match=r"profile.json: was not written by exitflow"):
+        resume(run.path, dataset=DATA)
+
+
+def test_a_lost_profile_is_measured_again_as_it_was(tmp_path):
+    whole = train(tiny_system("training.weighting=balanced-adj"), tmp_path / "whole", dataset=DATA)
+    run = unfinished(tmp_path / "run", "training.weighting=balanced-adj")
+    (run.path / "profile.json").unlink()
+    assert same_weights(whole, resume(run.path, dataset=DATA))
+
+
+def test_a_checkpoint_that_does_not_fit_the_spec_is_not_gone_on_with(tmp_path):
+    run = unfinished(tmp_path / "run")
+    run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
+    with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
+        resume(run.path, dataset=DATA)
+
+
+def test_lost_records_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"rounds.jsonl: the records of the rounds are gone"):
+        RunDir(tmp_path).last_record()
 
 
 def test_data_that_does_not_fit_the_model_is_refused_before_anything_is_written(tmp_path):

@@ -23,25 +23,24 @@ def early_exit_model():
     return build_model(spec.resolve(3), (1, 8, 8), 2, seed=0).double()
 
 
-def random_update(model, node, exit, *, probability, num_samples, seed):
+def random_update(model, node, *exits, probability, num_samples, seed):
     generator = torch.Generator().manual_seed(seed)
     state = initial_state(model)
-    covered = model.coverage(exit)
+    covered = model.coverage(*exits)
 
     def like(tensor, part):
         return torch.randn(tensor[part].shape, dtype=torch.float64, generator=generator)
 
     delta = {name: like(state.params[name], part) for name, part in covered.items() if name in state.params}
     buffers = {name: like(state.buffers[name], part) for name, part in covered.items() if name in state.buffers}
-    return Update(Task(1, node, exit, probability, 0), delta, buffers, num_samples, 1, 0.0)
+    return Update(Task(1, node, exits, (1.0,), probability, 0), delta, buffers, num_samples, 1, (0.0,))
 
 
 def rule_for(model, samples, *, weights=WEIGHTS, step="paper", server_learning_rate=1.0):
-    coverage = {exit: model.coverage(exit) for exit in (1, 2, 3)}
     return Aggregation(
         np.array(weights),
         np.array(samples, dtype=float),
-        coverage,
+        model.coverage,
         step=step,
         server_learning_rate=server_learning_rate,
     )
@@ -57,16 +56,17 @@ def test_a_step_equals_the_loop_over_elements(make_model, step, weights):
         random_update(model, "b", 2, probability=0.4, num_samples=7, seed=2),
         random_update(model, "c", 1, probability=0.2, num_samples=9, seed=3),
         random_update(model, "c", 3, probability=0.6, num_samples=9, seed=4),
+        random_update(model, "d", 1, 3, probability=0.9, num_samples=2, seed=5),
+        random_update(model, "e", 1, 2, 3, probability=0.9, num_samples=3, seed=6),
     ]
     samples = (14, 7, 9)
     before = initial_state(model)
     after = aggregate(before, updates, rule_for(model, samples, weights=weights, step=step, server_learning_rate=0.7))
-    coverage = {exit: model.coverage(exit) for exit in (1, 2, 3)}
     for name, value in before.params.items():
-        expected = oracle.step(value, name, updates, coverage, weights, samples, 0.7, step == "coverage")
+        expected = oracle.step(value, name, updates, model.coverage, weights, samples, 0.7, step == "coverage")
         torch.testing.assert_close(after.params[name], expected, rtol=1e-12, atol=1e-14)
     for name, value in before.buffers.items():
-        expected = oracle.statistic(value, name, updates, weights, samples)
+        expected = oracle.statistic(value, name, updates, model.coverage, weights, samples)
         torch.testing.assert_close(after.buffers[name], expected, rtol=1e-12, atol=1e-14)
     assert after.round == before.round + 1
 
@@ -125,7 +125,7 @@ def test_the_state_before_stays_as_it_was():
 
 def test_projection_scales_onto_the_ball():
     state = ServerState(0, {"w": torch.tensor([3.0, 4.0])}, {})
-    coverage = {1: {"w": ()}}
+    coverage = lambda *exits: {"w": ()}  # noqa: E731
     rule = Aggregation(np.ones(1), np.ones(1), coverage, projection_radius=2.5)
     assert aggregate(state, [], rule).params["w"].tolist() == [1.5, 2.0]
     rule = Aggregation(np.ones(1), np.ones(1), coverage, projection_radius=5.0)

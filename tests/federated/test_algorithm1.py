@@ -1,6 +1,7 @@
 """The fast loop against the literal algorithm, and what the algorithm promises."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy.optimize import minimize
 from torch import nn
 from torch.nn import functional as F
 
+from exitflow.federated.aggregation import aggregate
 from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.sampling import sample_tasks
@@ -45,8 +47,7 @@ def make_plan(model, probabilities, spec, weights=(0.7, 0.3)):
         probabilities=probabilities,
         num_rounds=spec.rounds,
     )
-    coverage = {exit: model.coverage(exit) for exit in (1, 2)}
-    return TrainingPlan(NODES, profile, lambda profile, round: profile.serve_share, coverage, spec)
+    return TrainingPlan(NODES, profile, lambda profile, round: profile.serve_share, model.coverage, spec)
 
 
 @pytest.mark.parametrize("make_model", [nested_linear, two_layers])
@@ -99,7 +100,7 @@ def test_the_loop_equals_the_literal_algorithm(make_model, radius, probabilities
             num_steps=num_steps,
             learning_rate=trainer.schedule,
             server_learning_rate=0.9,
-            sampled=lambda t: [(task.node, task.exit) for task in tasks[t]],
+            sampled=lambda t: [(task.node, task.deepest) for task in tasks[t]],
             batch=lambda t, i, j: (batches[t, i][j].inputs, batches[t, i][j].labels),
             radius=radius,
         )
@@ -109,6 +110,39 @@ def test_the_loop_equals_the_literal_algorithm(make_model, radius, probabilities
     if radius:
         norm = torch.cat([value.flatten() for value in state.params.values()]).norm()
         assert float(norm) <= radius * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("make_model", [nested_linear, two_layers])
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_all_exits_at_once_is_one_step_down_the_gradient_of_the_weighted_loss(make_model, participation):
+    """With one local step on all of a node's data; in expectation over who takes part."""
+    model, split, rate = make_model(), gaussian_split(40, 5, 3), 0.3
+    weights, depth = (0.7, 0.3), {"device-0": 1, "device-1": 1, "edge-0": 2}
+    probabilities = participation * np.array([[1.0, 0], [1, 0], [1, 1]])
+    spec = TrainingSpec(batch_size=20, learning_rate=rate, schedule="constant", momentum=0.0, weight_decay=0.0)
+    spec = replace(spec, server_step="paper", rounds=1, local_exits="all")
+    trainer = linear_trainer(model, split, HELD, spec, 1)
+    plan = make_plan(model, probabilities, spec, weights)
+    start = initial_state(model)
+    updates = [
+        trainer.train(start, replace(task, probability=participation))
+        for task in make_plan(model, probabilities / participation, spec, weights).tasks(1, np.array(weights))
+    ]
+    rule = plan.aggregation(np.array(weights))
+    found = algorithm1.flat({name: torch.zeros_like(value) for name, value in start.params.items()})
+    for present in itertools.product((False, True), repeat=3):
+        chance = np.prod([participation if here else 1 - participation for here in present])
+        after = aggregate(start, [update for update, here in zip(updates, present, strict=True) if here], rule)
+        found += chance * (algorithm1.flat(after.params) - algorithm1.flat(start.params))
+
+    w = algorithm1.flat(start.params)
+    gradient = torch.zeros_like(w)
+    for e in (1, 2):
+        samples = [z for node, rows in HELD.items() if depth[node] >= e for z in rows]
+        for z in samples:
+            sample = split.inputs[z : z + 1], split.labels[z : z + 1]
+            gradient += weights[e - 1] / len(samples) * algorithm1.sample_gradient(model, w, e, *sample)
+    torch.testing.assert_close(found, -rate * gradient, rtol=1e-10, atol=1e-12)
 
 
 def minimiser(split, weights, probabilities, l2):

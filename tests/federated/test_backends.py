@@ -20,6 +20,7 @@ VARIANTS = {
     "p=0.2": ("training.help_probability=0.2",),
     "partial": ("training.participation=0.5", "training.help_probability=0.1"),
     "momentum kept": ("training.momentum_between_rounds=keep",),
+    "all exits": ("training.local_exits=all", "training.participation=0.8"),
     "coverage": ("training.server_step=coverage", "model.heads=grid"),
 }
 
@@ -27,16 +28,17 @@ VARIANTS = {
 def assembled(overrides, rounds=3):
     system = tiny_system(*overrides, f"training.rounds={rounds}")
     assembly = Assembly(system, image_dataset(96))
-    coverage = {exit: assembly.model.coverage(exit) for exit in (1, 2, 3)}
     nodes = [node.name for node in system.topology.nodes]
-    return assembly, TrainingPlan(nodes, assembly.profile, WEIGHTINGS["serving-rate"], coverage, system.training)
+    return assembly, TrainingPlan(
+        nodes, assembly.profile, WEIGHTINGS["serving-rate"], assembly.model.coverage, system.training
+    )
 
 
 def final_state(name, workers, overrides, folder, rounds=3):
     assembly, plan = assembled(overrides, rounds)
     state, losses = assembly.initial_state(), []
     with open_backend(name, assembly.trainer(folder), state, workers=workers) as backend:
-        variances = backend.gradient_variances(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])
+        variances = backend.measure_gradients(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])
         for state, report in run_rounds(plan, state, backend):
             losses.append(report.losses)
     return state, losses, variances
@@ -113,3 +115,9 @@ def test_closing_a_backend_leaves_no_process_and_the_threads_as_they_were(tmp_pa
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_there_are_never_more_workers_than_nodes(tmp_path):
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    with open_backend("processes", assembly.trainer(tmp_path), assembly.initial_state(), workers=50) as backend:
+        assert len(backend._workers) == 7

@@ -7,7 +7,7 @@ from exitflow.experiments.training import train
 from exitflow.federated.compression import Compression
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.flower.payload import pack, unpack
-from tests.small import image_dataset, tiny_system
+from tests.small import image_dataset, task_of, tiny_system
 
 KINDS = ["fp16", "int8", "top-k"]
 
@@ -65,17 +65,16 @@ def test_what_does_not_fit_is_refused(kind, parts, problem):
 def test_what_is_lost_comes_with_later_updates(kind, tmp_path):
     """The sum of what was sent, plus the last residual, is the sum of what was trained."""
     from exitflow.experiments.assembly import Assembly
-    from exitflow.federated.types import Task
 
     assembly = Assembly(tiny_system(f"federation.compression={kind}", "training.rounds=10"), image_dataset(96))
     plain = Assembly(tiny_system("training.rounds=10"), image_dataset(96)).trainer(tmp_path / "plain" / "nodes")
     trainer, state = assembly.trainer(tmp_path / "run" / "nodes"), assembly.initial_state()
     trained, sent = 0.0, 0.0
     for round in range(1, 5):
-        task = Task(round, "device-0", 1, 1.0, round)
+        task = task_of(round, "device-0", 1, 1.0, round)
         trained += torch.cat([t.flatten() for t in plain.train(state, task).delta.values()])
         sent += torch.cat([t.flatten() for t in trainer.train(state, task).delta.values()])
-    residual = trainer.residuals.load(Task(5, "device-0", 1, 1.0, 0))
+    residual = trainer.residuals.load(task_of(5, "device-0", 1, 1.0, 0))
     left = torch.cat([residual[name].flatten() for name in trainer.train(state, task).delta])
     torch.testing.assert_close(sent + left, trained, rtol=1e-4, atol=1e-6)
     assert not torch.allclose(sent, trained, rtol=1e-4, atol=1e-6)

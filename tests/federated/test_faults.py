@@ -11,15 +11,15 @@ from exitflow.federated.faults import Attendance
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.spec import TrainingSpec
-from exitflow.federated.types import Missing, ServerState, Task, Update
+from exitflow.federated.types import Missing, ServerState, Update
 from exitflow.federated.weighting import ExitProfile
 from tests.oracles import aggregation as oracle
-from tests.small import NestedLinear
+from tests.small import NestedLinear, task_of
 
 NODES = ["never-fails", "often-fails", "deep"]
 ANSWERS = {"never-fails": 1.0, "often-fails": 0.4, "deep": 0.7}  # q
 MODEL = NestedLinear((1, 2), 2).double()
-COVERAGE = {exit: MODEL.coverage(exit) for exit in (1, 2)}
+COVERAGE = MODEL.coverage
 DELTAS = {"never-fails": 1.0, "often-fails": 3.0, "deep": 2.0}
 
 
@@ -31,13 +31,13 @@ class Unreliable:
         self.answers = answers
 
     def update(self, task):
-        width = {1: 1, 2: 2}[task.exit]
+        width = {1: 1, 2: 2}[task.deepest]
         value = DELTAS[task.node]
         delta = {
             "weight": torch.full((2, width), value, dtype=torch.float64),
             "bias": torch.full((2,), value / 2, dtype=torch.float64),
         }
-        return Update(task, delta, {}, 10, 1, 0.0)
+        return Update(task, delta, {}, 10, 1, (0.0,))
 
     def run(self, state, tasks):
         for task in tasks:
@@ -55,7 +55,7 @@ def plan(rule, rounds, probabilities=((1.0, 0.0), (1.0, 0.0), (0.3, 0.7))):
         probabilities=np.array(probabilities),
         num_rounds=rounds,
     )
-    spec = TrainingSpec(rounds=rounds, server_step="paper")
+    spec = TrainingSpec(rounds=rounds, server_step="paper", local_exits="one")
     federation = FederationSpec(on_missing=rule)
     return TrainingPlan(NODES, profile, lambda profile, round: profile.serve_share, COVERAGE, spec, federation)
 
@@ -69,7 +69,11 @@ def full_step():
     total = {name: torch.zeros_like(value) for name, value in zero_state().params.items()}
     chosen = plan("skip", 1)
     for exit, chance in ((1, 0.3), (2, 0.7)):
-        tasks = [Task(1, "never-fails", 1, 1.0, 0), Task(1, "often-fails", 1, 1.0, 0), Task(1, "deep", exit, chance, 0)]
+        tasks = [
+            task_of(1, "never-fails", 1, 1.0, 0),
+            task_of(1, "often-fails", 1, 1.0, 0),
+            task_of(1, "deep", exit, chance, 0),
+        ]
         updates = [Unreliable().update(task) for task in tasks]
         for name, value in zero_state().params.items():
             weights, samples = [0.75, 0.25], chosen.profile.exit_samples.tolist()
@@ -136,9 +140,9 @@ def test_attendance_is_read_back_from_records():
     records = [{"round": 1, "attendance": {"a": True}}, {"round": 2, "attendance": {"a": False}, "missing": {"a": "x"}}]
     attendance = Attendance.of(records)
     assert attendance.probability("a") == 2 / 3
-    attendance.add_trained([Task(1, "a", 1, 1.0, 0), Task(2, "a", 1, 1.0, 0)])
-    assert attendance.last_trained(Task(3, "a", 1, 1.0, 0)) == 1
-    assert attendance.last_trained(Task(3, "a", 2, 1.0, 0)) == 0
+    attendance.add_trained([task_of(1, "a", 1, 1.0, 0), task_of(2, "a", 1, 1.0, 0)])
+    assert attendance.last_trained(task_of(3, "a", 1, 1.0, 0)) == 1
+    assert attendance.last_trained(task_of(3, "a", 2, 1.0, 0)) == 0
 
 
 def test_a_node_that_lost_its_momentum_is_named():
@@ -150,7 +154,7 @@ def test_a_node_that_lost_its_momentum_is_named():
                 yield Update(
                     *(
                         getattr(update, name)
-                        for name in ("task", "delta", "buffers", "num_samples", "num_steps", "loss")
+                        for name in ("task", "delta", "buffers", "num_samples", "num_steps", "losses")
                     ),
                     state_round=kept or None,
                 )
@@ -158,7 +162,7 @@ def test_a_node_that_lost_its_momentum_is_named():
     chosen = plan("skip", 3, ((1.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
     chosen = TrainingPlan(
         *(getattr(chosen, name) for name in ("nodes", "profile", "weighting", "coverage")),
-        TrainingSpec(rounds=3, momentum_between_rounds="keep"),
+        TrainingSpec(rounds=3, momentum_between_rounds="keep", local_exits="one"),
         chosen.federation,
     )
     lost = [report.state_lost for _, report in run_rounds(chosen, zero_state(), Forgetful())]
@@ -168,6 +172,6 @@ def test_a_node_that_lost_its_momentum_is_named():
 def test_nodes_fail_as_often_as_they_should_in_these_tests():
     backend = Unreliable()
     count = Counter(
-        type(each).__name__ for _ in range(1000) for each in backend.run(None, [Task(1, "often-fails", 1, 1.0, 0)])
+        type(each).__name__ for _ in range(1000) for each in backend.run(None, [task_of(1, "often-fails", 1, 1.0, 0)])
     )
     assert 350 < count["Update"] < 450

@@ -30,7 +30,7 @@ def test_the_local_gradient_agrees_with_finite_differences(exit):
     spec = TrainingSpec(schedule="constant", learning_rate=rate, momentum=0.0, weight_decay=0.0, batch_size=size)
     model, trainer = image_trainer(spec, 1)
     state = initial_state(model)
-    update = trainer.train(state, Task(1, "node", exit, 1.0, seed=5))
+    update = trainer.train(state, Task(1, "node", (exit,), (1.0,), 1.0, seed=5))
     batch = next(trainer.data.batches("node", size, seed=5))
 
     def loss() -> float:
@@ -74,7 +74,7 @@ def test_momentum_is_reset_or_kept_between_rounds(tmp_path, between_rounds):
         object.__setattr__(trainer, "states", NodeStates(tmp_path))
     state, velocity = initial_state(model), None
     for round in (1, 2):
-        task = Task(round, "node", 1, 1.0, seed=round)
+        task = Task(round, "node", (1,), (1.0,), 1.0, seed=round)
         update = trainer.train(state, task)
         batches = list(itertools.islice(trainer.data.batches("node", 3, seed=round), 3))
 
@@ -101,8 +101,8 @@ def test_a_repeated_round_begins_with_the_momentum_it_began_with_before(tmp_path
     object.__setattr__(trainer, "states", NodeStates(tmp_path))
     state = initial_state(model)
     for round in (1, 2, 3):
-        once = trainer.train(state, Task(round, "node", 2, 1.0, seed=round))
-        again = trainer.train(state, Task(round, "node", 2, 1.0, seed=round))
+        once = trainer.train(state, Task(round, "node", (2,), (1.0,), 1.0, seed=round))
+        again = trainer.train(state, Task(round, "node", (2,), (1.0,), 1.0, seed=round))
         assert torch.equal(once.delta["weight"], again.delta["weight"])
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
 
@@ -113,22 +113,22 @@ def test_momentum_that_is_not_finite_is_not_kept(tmp_path):
     model = NestedLinear((2, 4), 2).double()
     trainer = linear_trainer(model, split, {"node": list(range(12))}, TrainingSpec(batch_size=12), 1)
     object.__setattr__(trainer, "states", NodeStates(tmp_path))
-    trainer.train(initial_state(model), Task(1, "node", 2, 1.0, seed=0))
+    trainer.train(initial_state(model), Task(1, "node", (2,), (1.0,), 1.0, seed=0))
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_an_update_holds_what_the_exit_covers_and_nothing_else():
     model, trainer = image_trainer(TrainingSpec(batch_size=8), 1)
     for exit in (1, 2, 3):
-        update = trainer.train(initial_state(model), Task(1, "node", exit, 1.0, seed=0))
+        update = trainer.train(initial_state(model), Task(1, "node", (exit,), (1.0,), 1.0, seed=0))
         assert {*update.delta, *update.buffers} == set(model.coverage(exit))
 
 
 def test_training_does_not_depend_on_what_was_trained_before():
     model, trainer = image_trainer(TrainingSpec(batch_size=8), 2)
-    state, task = initial_state(model), Task(1, "node", 2, 1.0, seed=0)
+    state, task = initial_state(model), Task(1, "node", (2,), (1.0,), 1.0, seed=0)
     first = trainer.train(state, task)
-    trainer.train(state, Task(1, "node", 3, 1.0, seed=9))
+    trainer.train(state, Task(1, "node", (3,), (1.0,), 1.0, seed=9))
     again = trainer.train(state, task)
     assert all(torch.equal(first.delta[name], again.delta[name]) for name in first.delta)
     assert all(torch.equal(first.buffers[name], again.buffers[name]) for name in first.buffers)
@@ -145,18 +145,19 @@ def test_batches_pass_over_all_samples_before_one_comes_again():
         assert set(seen) <= set(range(10))
 
 
-def literal_gradient_variance(model, state, exit, trainer, size, count, seed):
-    """Steps 1 to 4 of the paper's appendix, keeping every gradient."""
+def literal_gradients(model, exit, trainer, size, count, seed):
+    """Steps 1 and 2 of the paper's appendix, keeping every gradient: (count, weights), and the losses."""
     params = dict(model.named_parameters())
     covered = [name for name in model.coverage(exit) if name in params]
-    gradients = []
+    gradients, losses = [], []
     for batch in itertools.islice(trainer.data.batches("node", size, seed=seed), count):
         model.train()
         inputs = trainer.data.preparation(batch.inputs, dtype=torch.float64)
         loss = F.cross_entropy(model.classify(model.advance(inputs, 0, exit), exit), batch.labels)
         grads = torch.autograd.grad(loss, [params[name] for name in covered])
         gradients.append(torch.cat([grad.flatten() for grad in grads]))
-    return float(torch.stack(gradients).var(dim=0).mean())
+        losses.append(float(loss.detach()))
+    return torch.stack(gradients), losses
 
 
 @pytest.mark.parametrize("exit", [1, 2, 3])
@@ -166,9 +167,13 @@ def test_gradient_variance_is_that_of_the_papers_appendix(exit):
     spec = TrainingSpec(batch_size=8, seed=4)
     model, trainer = image_trainer(spec, 1, rows=40)
     state = initial_state(model)
-    found = trainer.gradient_variance(state, "node", exit)
-    seed = derive(4, "variance", "node", exit)
-    assert found == pytest.approx(literal_gradient_variance(model, state, exit, trainer, 8, 5, seed), rel=1e-9)
+    found = trainer.measure_gradients(state, "node", exit)
+    gradients, losses = literal_gradients(model, exit, trainer, 8, 5, derive(4, "variance", "node", exit))
+    assert found.mean_variance == pytest.approx(float(gradients.var(dim=0).mean()), rel=1e-9)
+    assert found.variance == pytest.approx(float(gradients.var(dim=0).sum()), rel=1e-9)
+    squared_length = float(gradients.square().sum(dim=1).mean())
+    assert found.second_moment == pytest.approx(max(squared_length, found.variance), rel=1e-9)
+    assert found.loss == pytest.approx(np.mean(losses), rel=1e-9)
 
 
 def test_gradient_variance_of_small_nodes_is_scaled_to_the_batch_size():
@@ -178,14 +183,17 @@ def test_gradient_variance_of_small_nodes_is_scaled_to_the_batch_size():
     held = {f"small-{i}": list(range(10 * i, 10 * i + 10)) for i in range(400)}
     trainer = linear_trainer(model, split, held, TrainingSpec(batch_size=50), 1)
     state = initial_state(model)
-    found = np.mean([trainer.gradient_variance(state, node, 2) for node in held])
+    figures = [trainer.measure_gradients(state, node, 2) for node in held]
     error = 0.5 - F.one_hot(split.labels, 2)  # all weights are 0, so every class has probability 1/2
     by_weight = error.unsqueeze(2) * split.inputs.unsqueeze(1)
     each = torch.cat([by_weight.flatten(1), error], dim=1)
-    assert found == pytest.approx(float(each.var(dim=0).mean()) / 50, rel=0.1)
+    variance = each.var(dim=0) / 50
+    assert np.mean([each.mean_variance for each in figures]) == pytest.approx(float(variance.mean()), rel=0.1)
+    assert np.mean([each.variance for each in figures]) == pytest.approx(float(variance.sum()), rel=0.1)
 
 
 def test_a_single_sample_has_no_gradient_variance():
     model = NestedLinear((2, 4), 2).double()
     trainer = linear_trainer(model, gaussian_split(4, 4, 2), {"node": [0]}, TrainingSpec(), 1)
-    assert math.isnan(trainer.gradient_variance(initial_state(model), "node", 1))
+    found = trainer.measure_gradients(initial_state(model), "node", 1)
+    assert all(math.isnan(getattr(found, name)) for name in ("mean_variance", "variance", "second_moment", "loss"))

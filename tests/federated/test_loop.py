@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import torch
 
 from exitflow.errors import TrainingError
 from exitflow.federated.backends.serial import SerialBackend
-from exitflow.federated.loop import TrainingPlan, measure_gradient_variance, run_rounds
+from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.spec import TrainingSpec
 from exitflow.federated.weighting import ExitProfile
 from tests.small import NestedLinear, gaussian_split, initial_state, linear_trainer
@@ -24,8 +25,7 @@ def plan_and_backend(split, **fields):
         probabilities=np.array([[1.0, 0.0], [0.0, 1.0]]),
         num_rounds=2,
     )
-    coverage = {exit: model.coverage(exit) for exit in (1, 2)}
-    plan = TrainingPlan(["good", "bad"], profile, lambda profile, round: profile.serve_share, coverage, spec)
+    plan = TrainingPlan(["good", "bad"], profile, lambda profile, round: profile.serve_share, model.coverage, spec)
     return plan, SerialBackend(trainer), initial_state(model)
 
 
@@ -52,35 +52,23 @@ def test_a_node_that_returns_no_numbers_stops_the_run_where_that_was_asked_for()
         list(run_rounds(plan, state, backend))
 
 
+def test_a_loss_that_is_no_number_drops_the_update():
+    plan, backend, state = plan_and_backend(split_with(0.0))
+    run = backend.run
+    backend.run = lambda state, tasks: (replace(update, losses=(math.inf,)) for update in run(state, tasks))
+    assert [report.dropped for _, report in run_rounds(plan, state, backend)] == [["bad", "good"]] * 2
+
+
+def test_a_global_model_that_overflows_stops_the_run():
+    plan, backend, state = plan_and_backend(split_with(0.0), learning_rate=1e30, server_learning_rate=1e30)
+    state = replace(state, params={name: value.float() for name, value in state.params.items()})
+    with pytest.raises(TrainingError, match="round 1: the global model is not finite any more"):
+        list(run_rounds(plan, state, backend))
+
+
 def test_values_whose_squares_overflow_are_still_numbers():
     from exitflow.tensors import all_finite
 
     assert all_finite({"w": torch.tensor([1e30])})
     assert not all_finite({"w": torch.tensor([1.0]), "v": torch.tensor([[math.inf]])})
     assert not all_finite({"w": torch.tensor([1.0, math.nan])})
-
-
-def test_gradient_variance_is_averaged_over_nodes_by_their_samples():
-    class Figures:
-        def gradient_variances(self, state, pairs):
-            return [{("a", 1): 1.0, ("b", 1): 4.0, ("b", 2): 7.0, ("c", 1): math.nan}[pair] for pair in pairs]
-
-    profile = ExitProfile(
-        serve_share=np.array([0.5, 0.5]),
-        multiply_adds=np.ones(2),
-        samples=np.array([30.0, 10.0, 1.0]),
-        probabilities=np.array([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]]),
-        num_rounds=1,
-    )
-    found = measure_gradient_variance(["a", "b", "c"], profile, None, Figures())
-    assert found.tolist() == [(30 * 1.0 + 10 * 4.0) / 40, 7.0]
-
-
-def test_an_exit_whose_gradients_nobody_can_measure_is_named():
-    class NoFigures:
-        def gradient_variances(self, state, pairs):
-            return [math.nan] * len(pairs)
-
-    profile = ExitProfile(np.ones(1), np.ones(1), np.ones(1), np.ones((1, 1)), 1)
-    with pytest.raises(TrainingError, match="exit 1: the nodes that train it have too few samples"):
-        measure_gradient_variance(["a"], profile, None, NoFigures())

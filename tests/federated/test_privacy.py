@@ -10,14 +10,14 @@ from exitflow.errors import ConfigError
 from exitflow.experiments.training import resume, train
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.privacy import Privacy, PrivacyLoss, changes, run_secret
-from exitflow.federated.types import Task, Update
-from tests.small import image_dataset, tiny_system
+from exitflow.federated.types import Update
+from tests.small import image_dataset, task_of, tiny_system
 
-TASK = Task(1, "n", 1, 1.0, 0)
+TASK = task_of(1, "n", 1, 1.0, 0)
 
 
 def update(delta, buffers=()):
-    return Update(TASK, {"w": torch.tensor(delta)}, {"v": torch.tensor(list(buffers))}, 1, 1, 0.0)
+    return Update(TASK, {"w": torch.tensor(delta)}, {"v": torch.tensor(list(buffers))}, 1, 1, (0.0,))
 
 
 def test_long_updates_are_shortened_and_short_ones_left_alone():
@@ -139,9 +139,10 @@ def test_one_node_moves_the_private_sum_by_no_more_than_the_bound(tmp_path):
     system = tiny_system("training.learning_rate=5.0", "training.server_step=paper", "training.help_probability=0.2")
     assembly = Assembly(system, image_dataset(96))
     privacy = Privacy(0.1, 0.0, secret=1)
-    coverage = {exit: assembly.model.coverage(exit) for exit in (1, 2, 3)}
     nodes = list(assembly.samples)
-    plan = TrainingPlan(nodes, assembly.profile, WEIGHTINGS["serving-rate"], coverage, system.training, privacy=privacy)
+    plan = TrainingPlan(
+        nodes, assembly.profile, WEIGHTINGS["serving-rate"], assembly.model.coverage, system.training, privacy=privacy
+    )
     state = assembly.initial_state()
     backend = SerialBackend(assembly.trainer(tmp_path / "nodes"))
     weights = plan.weighting(plan.profile, 1)
@@ -151,7 +152,7 @@ def test_one_node_moves_the_private_sum_by_no_more_than_the_bound(tmp_path):
         tasks = sample_tasks(nodes, assembly.profile.probabilities, round=round, seed=0)
         for left_out in tasks:
             (update,) = private(backend.run(state, [left_out]), state, plan)
-            weight = rule.weight(update)
+            weight = rule.weight(update, update.task.deepest)
             moved = torch.cat([t.flatten() * weight for t in (*update.delta.values(), *update.buffers.values())]).norm()
             assert float(moved) <= bound * 1.0001
     assert aggregate(state, iter(()), rule).round == 1

@@ -6,13 +6,14 @@ from exitflow.federated.sampling import check_every_exit_is_trained, probability
 from exitflow.federated.spec import TrainingSpec
 from exitflow.topology.presets import paper_tree
 
+PAPER = TrainingSpec(weighting="serving-rate")
 TREE = paper_tree(7, "80-15-5")
 NODES = [node.name for node in TREE.nodes]
 EVEN = dict.fromkeys(NODES, 1.0)
 
 
 def test_without_help_every_node_trains_its_own_exit():
-    matrix = probability_matrix(TREE, EVEN, TrainingSpec())
+    matrix = probability_matrix(TREE, EVEN, PAPER)
     assert matrix.tolist() == [[1, 0, 0]] * 4 + [[0, 1, 0]] * 2 + [[0, 0, 1]]
 
 
@@ -27,7 +28,7 @@ def test_participation_is_inside_the_probabilities():
 
 
 def test_a_node_without_samples_trains_nothing():
-    matrix = probability_matrix(TREE, EVEN | {"device-0": 0.0}, TrainingSpec())
+    matrix = probability_matrix(TREE, EVEN | {"device-0": 0.0}, PAPER)
     assert matrix[0].tolist() == [0, 0, 0]
 
 
@@ -64,8 +65,8 @@ def test_exits_are_drawn_as_often_as_the_matrix_says():
     drawn = np.zeros((3, 3))
     for round in range(1, rounds + 1):
         for task in sample_tasks(["a", "b", "c"], matrix, round=round, seed=1):
-            drawn["abc".index(task.node), task.exit - 1] += 1
-            assert task.probability == matrix["abc".index(task.node), task.exit - 1]
+            drawn["abc".index(task.node), task.deepest - 1] += 1
+            assert task.probability == matrix["abc".index(task.node), task.deepest - 1]
     np.testing.assert_allclose(drawn / rounds, matrix, atol=0.015)
 
 
@@ -85,5 +86,27 @@ def test_a_draw_depends_on_seed_round_and_node_only():
 
 
 def test_the_deepest_tasks_come_first():
-    tasks = sample_tasks(NODES, probability_matrix(TREE, EVEN, TrainingSpec()), round=1, seed=0)
-    assert [task.exit for task in tasks] == [3, 2, 2, 1, 1, 1, 1]
+    tasks = sample_tasks(NODES, probability_matrix(TREE, EVEN, PAPER), round=1, seed=0)
+    assert [task.deepest for task in tasks] == [3, 2, 2, 1, 1, 1, 1]
+
+
+def test_all_exits_of_a_node_are_one_task_whose_loss_weighs_them_as_the_server_does():
+    matrix = probability_matrix(TREE, EVEN, TrainingSpec(participation=0.5, local_exits="all"))
+    assert matrix[NODES.index("cloud-0")].tolist() == [0.5, 0.5, 0.5]
+    assert matrix[NODES.index("device-0")].tolist() == [0.5, 0, 0]
+    weights = np.array([0.2, 0.0, 0.6])
+    tasks = [
+        task for t in range(1, 400) for task in sample_tasks(NODES, matrix, round=t, seed=0, joint_weights=weights)
+    ]
+    of_cloud = [task for task in tasks if task.node == "cloud-0"]
+    assert {task.exits for task in of_cloud} == {(1, 3)}  # nobody counts the loss of exit 2
+    assert of_cloud[0].loss_weights == pytest.approx((0.25, 0.75))
+    assert {task.exits for task in tasks if task.node == "device-0"} == {(1,)}
+    assert len(of_cloud) == pytest.approx(200, abs=40)
+    assert {task.probability for task in tasks} == {0.5}
+
+
+def test_a_node_whose_losses_count_nothing_still_has_a_task():
+    matrix = probability_matrix(TREE, EVEN, TrainingSpec(local_exits="all"))
+    tasks = sample_tasks(NODES, matrix, round=1, seed=0, joint_weights=np.array([0.0, 0.0, 1.0]))
+    assert {task.node: task.exits for task in tasks}["device-0"] == (1,)

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from exitflow.federated.screening import SizeScreen, mismatch
-from exitflow.federated.types import Missing, Task, Update
+from exitflow.federated.types import Missing, Update
+from tests.small import task_of
 
 EXPECTED = {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
 
@@ -24,7 +25,12 @@ def test_tensors_must_be_those_asked_for(found, problem):
 def updates(*sizes, round=1, buffers=1.0):
     return [
         Update(
-            Task(round, f"n{i}", 1, 1.0, 0), {"w": torch.full((4,), size)}, {"v": torch.full((2,), buffers)}, 1, 1, 0.0
+            task_of(round, f"n{i}", 1, 1.0, 0),
+            {"w": torch.full((4,), size)},
+            {"v": torch.full((2,), buffers)},
+            1,
+            1,
+            0.0,
         )
         for i, size in enumerate(sizes)
     ]
@@ -73,5 +79,5 @@ def test_what_is_no_number_is_left_to_the_loop():
 
 
 def test_missing_updates_pass():
-    gone = Missing(Task(1, "n", 1, 1.0, 0), "gone")
+    gone = Missing(task_of(1, "n", 1, 1.0, 0), "gone")
     assert list(SizeScreen(10)([gone])) == [gone]

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, least_noise
+from exitflow.theory.costs import calibrated_costs
+from tests.theory.cases import paper_inputs
 
 
 def profile(**changes):
@@ -16,7 +20,11 @@ def profile(**changes):
         "num_rounds": 100,
         "gradient_variance": np.array([0.00374, 0.00224, 0.00101]),
     }
-    return ExitProfile(**(fields | changes))
+    known = ExitProfile(**(fields | changes))
+    bound = paper_inputs(
+        serve_share=known.serve_share, samples=known.samples, probabilities=known.probabilities, num_rounds=100
+    )
+    return replace(known, bound=bound)
 
 
 @pytest.mark.parametrize("name", WEIGHTINGS)
@@ -52,6 +60,14 @@ def test_balanced_adj_by_hand():
     assert WEIGHTINGS["balanced-adj"](profile(), 1).tolist() == pytest.approx(expected)
 
 
+@given(st.lists(st.floats(0.01, 1), min_size=3, max_size=3))
+def test_no_other_weighting_has_a_lower_calibrated_bound_than_bound_min(shares):
+    known = profile(serve_share=np.array(shares) / sum(shares))
+    costs = calibrated_costs(known.bound)
+    total = {name: costs.terms(weighting(known, 100)).total for name, weighting in WEIGHTINGS.items()}
+    assert total["bound-min"] <= min(total.values()) + 1e-12
+
+
 def first_term_of_b(weights, known):
     """sum over (i, e) of alpha_{i,e}^2 v_e^2, alpha_{i,e} = Lambda-tilde_e |S_i| / |S_{e,p}|, loop by loop."""
     total = 0.0
@@ -74,3 +90,12 @@ def test_samples_of_helping_nodes_count_for_the_exit():
     helped = profile(probabilities=np.array([[1.0, 0, 0]] * 4 + [[0.2, 0.8, 0]] * 2 + [[0.2, 0.2, 0.6]]))
     assert profile().exit_samples.tolist() == [15000, 15000, 15000]
     assert helped.exit_samples.tolist() == [45000, 30000, 15000]
+
+
+def test_adaptive_weighs_an_exit_by_its_wrong_answers_as_served():
+    shares = np.array([0.6, 0.3, 0.1])
+    known = profile(serve_share=shares)
+    assert WEIGHTINGS["adaptive"](known, 1) == pytest.approx(shares)
+    learnt = replace(known, served_error=np.array([0.1, 0.4, 0.2]))
+    assert WEIGHTINGS["adaptive"](learnt, 1) == pytest.approx(np.array([0.06, 0.12, 0.02]) / 0.2)
+    assert WEIGHTINGS["adaptive"](replace(known, served_error=np.zeros(3)), 1) == pytest.approx(shares)

@@ -38,7 +38,7 @@ for width in (1, 2, 3, 4, 6):
     network = build_model(EarlyExitResNet(width=width).resolve(3), (3, 16, 16), 3, seed=0).submodel(3)
     network = network.to(memory_format=torch.channels_last)
     for _ in range(20):
-        network(torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last)).sum().backward()
+        network(torch.randn(8, 3, 16, 16).contiguous(memory_format=torch.channels_last))[0].sum().backward()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

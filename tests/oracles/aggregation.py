@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def step(
     value: Tensor,
     name: str,
     updates: Sequence[Update],
-    coverage: Mapping[int, Coverage],
+    coverage: Callable[..., Coverage],
     exit_weights: Sequence[float],
     exit_samples: Sequence[float],
     server_learning_rate: float,
@@ -27,16 +27,16 @@ def step(
     for index in itertools.product(*(range(size) for size in value.shape)):
         total = 0.0
         for update in updates:
-            place = _place(index, coverage[update.task.exit], name, value)
-            if place is not None:
-                e = update.task.exit
-                weight = exit_weights[e - 1] * update.num_samples / exit_samples[e - 1] / update.task.probability
-                total += weight * float(update.delta[name][place])
+            place = _place(index, coverage(*update.task.exits), name, value)
+            for e in update.task.exits:
+                if _place(index, coverage(e), name, value) is not None:
+                    weight = exit_weights[e - 1] * update.num_samples / exit_samples[e - 1] / update.task.probability
+                    total += weight * float(update.delta[name][place])
         if divide:
             covering = sum(
                 weight
                 for e, weight in enumerate(exit_weights, start=1)
-                if _place(index, coverage[e], name, value) is not None
+                if _place(index, coverage(e), name, value) is not None
             )
             total = total / covering if covering > 0 else 0.0
         new[index] = value[index] + server_learning_rate * total
@@ -47,16 +47,17 @@ def statistic(
     value: Tensor,
     name: str,
     updates: Sequence[Update],
+    coverage: Callable[..., Coverage],
     exit_weights: Sequence[float],
     exit_samples: Sequence[float],
 ) -> Tensor:
     """The new value of one buffer: a weighted mean over the nodes that trained it, or what it was."""
     weights, values = [], []
     for update in updates:
-        if name in update.buffers:
-            e = update.task.exit
-            weights.append(exit_weights[e - 1] * update.num_samples / exit_samples[e - 1] / update.task.probability)
-            values.append(update.buffers[name])
+        for e in update.task.exits:
+            if name in coverage(e):
+                weights.append(exit_weights[e - 1] * update.num_samples / exit_samples[e - 1] / update.task.probability)
+                values.append(update.buffers[name])
     if sum(weights) == 0:
         return value
     return torch.stack([weight * each for weight, each in zip(weights, values, strict=True)]).sum(0) / sum(weights)

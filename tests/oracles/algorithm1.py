@@ -34,7 +34,7 @@ class Inputs:
 
 def run(inputs: Inputs) -> dict[str, Tensor]:
     model = inputs.model
-    w = _flat({name: param.detach() for name, param in model.named_parameters()})
+    w = flat({name: param.detach() for name, param in model.named_parameters()})
     for t in range(1, inputs.num_rounds + 1):
         total = torch.zeros_like(w)
         for i, e in inputs.sampled(t):
@@ -43,7 +43,7 @@ def run(inputs: Inputs) -> dict[str, Tensor]:
                 batch_inputs, labels = inputs.batch(t, i, j)
                 gradient = torch.zeros_like(w)
                 for z in range(len(labels)):
-                    gradient += _sample_gradient(model, w_ie, e, batch_inputs[z : z + 1], labels[z : z + 1])
+                    gradient += sample_gradient(model, w_ie, e, batch_inputs[z : z + 1], labels[z : z + 1])
                 w_ie = w_ie - inputs.learning_rate(t, j) * gradient / len(labels)
             g = w_ie - w
             s_ep = sum(inputs.samples[node] for node, exit in inputs.probabilities if exit == e)
@@ -55,7 +55,7 @@ def run(inputs: Inputs) -> dict[str, Tensor]:
     return _named(model, w)
 
 
-def _sample_gradient(model: NestedModel, w: Tensor, exit: int, sample: Tensor, label: Tensor) -> Tensor:
+def sample_gradient(model: NestedModel, w: Tensor, exit: int, sample: Tensor, label: Tensor) -> Tensor:
     """Gradient of l^(e)(w, z) with respect to all of w; zero beyond the exit."""
     w = w.clone().requires_grad_()
     params = _named(model, w)
@@ -75,7 +75,7 @@ class _AtExit(torch.nn.Module):
         return self.model.classify(self.model.advance(inputs, 0, self.exit), self.exit)
 
 
-def _flat(params: Mapping[str, Tensor]) -> Tensor:
+def flat(params: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([param.reshape(-1) for param in params.values()])
 
 

@@ -78,3 +78,11 @@ def test_a_node_whose_links_may_carry_nothing_serves_everything():
 def test_a_system_without_requests_has_no_plan():
     with pytest.raises(ConfigError, match="no requests arrive"):
         serving_plan(Topology((Node("a", 1),)))
+
+
+def test_a_node_that_nothing_reaches_would_forward_if_it_could():
+    """The fraction is the limit of ever less traffic: all goes up a link with room, nothing up one without."""
+    idle = [Node("open", 1, 0.0, (Link("root", 1.0),)), Node("shut", 1, 0.0, (Link("root", 0.0),))]
+    plan = serving_plan(Topology((*idle, Node("root", 2, 1.0))))
+    assert plan.nodes["open"].serve_fraction == 0.0
+    assert plan.nodes["shut"].serve_fraction == 1.0

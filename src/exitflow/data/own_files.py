@@ -6,8 +6,8 @@
     crop_padding = 2        # augmentation, if any
     flip = true
 
-Each .npz holds `inputs`, (N, C, H, W) or (N, features) of any numbers, and `labels`, (N,) from 0. A node of a federation
-needs only the training part, the server only the other two.
+Each .npz holds `inputs`, (N, C, H, W) or (N, features) of any numbers, and `labels`, (N,) from 0. A node of a
+federation needs only the training part, the server only the other two.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def load_own(folder: Path) -> Dataset:
             raise DataError(f"{folder / f'{part}.npz'}: its inputs have another shape than the other parts': {shapes}")
     empty = example[:0]
     preparation = Preparation(description.mean, description.std, description.crop_padding, description.flip)
-    splits = (found.get(part, empty) for part in PARTS)
-    return Dataset(folder.name, *splits, description.num_classes, preparation)
+    train, validation, test = (found.get(part, empty) for part in PARTS)
+    return Dataset(folder.name, train, validation, test, description.num_classes, preparation, partial=True)
 
 
 def _read(path: Path, description: Description) -> Split:

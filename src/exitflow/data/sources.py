@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable
@@ -167,9 +168,9 @@ def _idx_array(files: DataFiles, name: str, md5: str, *, ndim: int) -> np.ndarra
     else:
         name += ".gz"
         data = _unpack(files, name, md5)
-    shape = np.frombuffer(data[4 : 4 + 4 * ndim], dtype=">u4")
     header = 4 + 4 * ndim
-    if data[:4] != bytes((0, 0, 8, ndim)) or len(data) != header + int(np.prod(shape, dtype=np.int64)):
+    shape = [int.from_bytes(data[start : start + 4], "big") for start in range(4, header, 4)]
+    if data[:4] != bytes((0, 0, 8, ndim)) or len(data) != header + math.prod(shape):
         raise DataError(f"{files.folder / name}: is not an idx file of bytes in {ndim} dimensions")
     return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape).copy()
 

@@ -36,8 +36,9 @@ class ExitOutputs:
 
 @torch.inference_mode()
 def exit_outputs(model: NestedModel, split: Split, preparation: Preparation, *, device: str = "cpu") -> ExitOutputs:
-    """One pass over `split`."""
-    model.eval()
+    """One pass over `split`, on `device`; `model` stays where it is."""
+    home = next(model.parameters()).device
+    model.to(device).eval()
     dtype = next(model.parameters()).dtype
     batches = []
     for start in range(0, len(split), BATCH_SIZE):
@@ -47,4 +48,5 @@ def exit_outputs(model: NestedModel, split: Split, preparation: Preparation, *, 
             carry = model.advance(carry, exit - 1, exit)
             logits.append(model.classify(carry, exit).float().cpu())
         batches.append(torch.stack(logits))
+    model.to(home)
     return ExitOutputs(torch.cat(batches, dim=1).numpy(), split.labels.numpy())

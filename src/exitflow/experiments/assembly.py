@@ -17,6 +17,7 @@ from exitflow.errors import ConfigError
 from exitflow.experiments.system import System
 from exitflow.federated.compression import Compression
 from exitflow.federated.local import LocalTrainer, NodeData
+from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.schedules import make_schedule
@@ -82,6 +83,12 @@ class Assembly:
             num_rounds=self.system.training.rounds,
         )
 
+    def measured_profile(self, table: GradientTable) -> ExitProfile:
+        """The profile with what was measured of the gradients."""
+        num_parameters = [cost.num_parameters for cost in self.costs]
+        spec = self.system.training
+        return measured_profile(self.profile, table, num_parameters=num_parameters, spec=spec, num_steps=self.num_steps)
+
     @property
     def num_steps(self) -> int:
         """J: as given, or so many that the largest node passes over its data `local_epochs` times."""
@@ -94,7 +101,9 @@ class Assembly:
         params = {name: param.detach().clone() for name, param in self.model.named_parameters()}
         return ServerState(0, params, {name: buffer.clone() for name, buffer in self.model.named_buffers()})
 
-    def trainer(self, state_folder: Path, *, num_steps: int | None = None, only: str | None = None) -> LocalTrainer:
+    def trainer(
+        self, state_folder: Path, *, device: str = "cpu", num_steps: int | None = None, only: str | None = None
+    ) -> LocalTrainer:
         """What the nodes do. With `only`, all of the data are that node's; else each has its part of the partition."""
         spec, data = self.system.training, self.system.data
         if only:
@@ -111,6 +120,7 @@ class Assembly:
             num_steps,
             make_schedule(spec, num_steps),
             NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None,
+            device,
             compression=compression,
             residuals=residuals if compression and compression.remembers else None,
         )

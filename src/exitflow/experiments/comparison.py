@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from exitflow.data.dataset import Dataset
-from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import Evaluation
 from exitflow.experiments.assembly import dataset_of
-from exitflow.experiments.runs import Run, evaluate
+from exitflow.experiments.figures import Spread
+from exitflow.experiments.runs import evaluate
 from exitflow.experiments.system import System
-from exitflow.experiments.training import resume, train
-from exitflow.federated.run_dir import RunDir
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation over seeds; no deviation for a single seed."""
-
-    mean: float
-    std: float | None
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Spread:
-        """Of some figures."""
-        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+from exitflow.experiments.training import resume_or_train
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,8 @@ def default_folder(system: System) -> Path:
     """A folder of its own for every system, under `runs`: another file, or a changed one, never meets old runs."""
     plain = replace(system, training=replace(system.training, weighting="equal-weight", seed=0))
     digest = hashlib.blake2b(plain.to_toml().encode(), digest_size=4).hexdigest()
-    return Path("runs") / f"{system.name.replace(':', '-').replace('/', '-')}-{digest}"
+    plain_name = re.sub(r"[^\w.-]", "-", system.name, flags=re.ASCII)[:100]
+    return Path("runs") / f"{plain_name}-{digest}"
 
 
 def compare(
@@ -88,7 +75,7 @@ def compare(
     for weighting, seed in variants:
         variant = replace(system, training=replace(system.training, weighting=weighting, seed=seed))
         label = f"{weighting}, seed {seed}"
-        run = _finished_run(
+        run = resume_or_train(
             variant,
             folder / f"{weighting}-seed-{seed}",
             backend=backend,
@@ -98,13 +85,3 @@ def compare(
         )
         evaluations[weighting].append(evaluate(run, dataset=dataset))
     return Comparison(system.name, tuple(seeds), {name: tuple(done) for name, done in evaluations.items()})
-
-
-def _finished_run(system: System, path: Path, **execution: Any) -> Run:
-    """The run of `system` in `path`: found there, gone on with, or trained."""
-    if not RunDir(path).spec.is_file():
-        return train(system, path, **execution)
-    found = Run(path).system
-    if replace(found, data=replace(found.data, dir=None)) != replace(system, data=replace(system.data, dir=None)):
-        raise RunError(f"{path}: holds a run of another system; choose another --out")
-    return resume(path, **execution)

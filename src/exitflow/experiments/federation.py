@@ -9,6 +9,7 @@ once the folders were handed out.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -220,12 +221,10 @@ class Session:
 
     def backend(self, assembly: Assembly) -> FlowerBackend:
         """Over the nodes that are there."""
-        model = assembly.model
-        coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
         return FlowerBackend(
             self.courier,
             lambda: self.membership.stations(self.courier),
-            coverage,
+            functools.cache(assembly.model.coverage),
             self.run_id,
             details={"system": _for_nodes(self.system), "num_steps": assembly.num_steps},
             spec=self.system.federation,

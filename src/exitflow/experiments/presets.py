@@ -17,6 +17,7 @@ _PAPER_MODELS: dict[str, dict[str, Any]] = {
     "cifar100": {"width": 64, "exit_blocks": [4, 6, 8]},
 }
 _PAPER_TRAINING: dict[str, Any] = {
+    "weighting": "serving-rate",
     "rounds": 100,
     "local_epochs": 1,
     "batch_size": 128,

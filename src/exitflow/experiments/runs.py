@@ -63,20 +63,25 @@ class Run:
         model = Assembly(self.system, dataset or dataset_of(self.system)).model
         return with_weights(model, self.state(), source=str(self.path))
 
-    def outputs(self, dataset: Dataset | None = None) -> ExitOutputs:
+    def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
         """The logits of all exits on the test set: one pass, from which any serving setting can be evaluated."""
         dataset = dataset or dataset_of(self.system)
-        return exit_outputs(self.model(dataset), dataset.test, dataset.preparation)
+        return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
+
+
+def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
+    """Refuse a state that is of another model."""
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = state.tensors
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
+        raise RunError(f"{source}: the weights do not fit the model in spec.toml")
 
 
 @torch.no_grad()
 def with_weights(model: NestedModel, state: ServerState, *, source: str) -> NestedModel:
     """`model` with the tensors of `state`, in the layout in which it computes fastest."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    given = state.tensors
-    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
-        raise RunError(f"{source}: the weights do not fit the model in spec.toml")
-    copy_into(own, given)
+    check_fit(model, state, source=source)
+    copy_into({**dict(model.named_parameters()), **dict(model.named_buffers())}, state.tensors)
     return model.to(memory_format=best_layout(model))  # type: ignore[call-overload, no-any-return]
 
 

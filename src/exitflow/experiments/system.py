@@ -23,6 +23,7 @@ from exitflow.federated.sampling import check_every_exit_is_trained, probability
 from exitflow.federated.spec import TrainingSpec
 from exitflow.models.specs import EarlyExitResNet, ModelSpec, decode_model
 from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
+from exitflow.topology.rates import check_requests_arrive
 
 _KEYS = ("name", "tiers", "nodes", "model", "data", "training", "federation")
 
@@ -39,6 +40,7 @@ class System:
     federation: FederationSpec = field(default_factory=FederationSpec)
 
     def __post_init__(self) -> None:
+        check_requests_arrive(self.topology)
         num_exits = self.topology.num_exits
         object.__setattr__(self, "model", located("model", self.model.resolve, num_exits))
         shares = located("data", self.data.shares, num_exits)
@@ -71,8 +73,8 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
         assign(table, path, value)
     check_keys(table, _KEYS)
     name = table.get("name", default_name)
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"expected a name, got {name!r}", key="name")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ConfigError(f"expected a name of printable characters, got {name!r}", key="name")
     tiers = decode_list(Tier, table.get("tiers", []), "tiers")
     nodes = decode_list(Node, table.get("nodes", []), "nodes")
     return System(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,27 +12,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from exitflow.data.dataset import Dataset
+from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
-from exitflow.experiments.runs import Run, with_weights
+from exitflow.experiments.runs import Run, check_fit, with_weights
 from exitflow.experiments.system import System
 from exitflow.federated.backends import Place, Status, open_backend
 from exitflow.federated.faults import Attendance
-from exitflow.federated.loop import RoundReport, TrainingPlan, measure_gradient_variance, run_rounds
+from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
+from exitflow.federated.measuring import GradientTable, measure_gradients
 from exitflow.federated.privacy import Privacy, PrivacyLoss, run_secret
 from exitflow.federated.run_dir import RunDir, save_state
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.traffic import link_bytes
 from exitflow.federated.types import Backend, ServerState
-from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, WEIGHTINGS, ExitProfile
+from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, WEIGHTINGS, ExitProfile
 from exitflow.files import write_atomically
+from exitflow.tensors import num_bytes, take
+from exitflow.theory.costs import calibrated_costs
 
 if TYPE_CHECKING:
     from exitflow.experiments.federation import Membership
 
+FloatArray = npt.NDArray[np.float64]
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
 
 
@@ -44,6 +51,7 @@ def train(
     address: str | None = None,
     federation: Membership | None = None,
     dataset: Dataset | None = None,
+    device: str = "cpu",
     observer: Observer | None = None,
     status: Status | None = None,
 ) -> Run:
@@ -62,12 +70,14 @@ def train(
             assembly.profile  # noqa: B018 - as below
             run_dir = RunDir.create(out, system.to_toml())
             run_dir.write_run_id(run_id)
-            return Training(assembly, run_dir).run(lambda state: nullcontext(session.backend(assembly)), observer)
+            return Training(assembly, run_dir, device).run(
+                lambda state: nullcontext(session.backend(assembly)), observer
+            )
     assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
     run_dir = RunDir.create(out, system.to_toml())
     place = Place(workers, address, system.federation, status or _silent)
-    return Training(assembly, run_dir).run_at(backend, place, observer)
+    return Training(assembly, run_dir, device).run_at(backend, place, observer)
 
 
 def resume(
@@ -78,6 +88,7 @@ def resume(
     address: str | None = None,
     federation: Membership | None = None,
     dataset: Dataset | None = None,
+    device: str = "cpu",
     observer: Observer | None = None,
     status: Status | None = None,
 ) -> Run:
@@ -93,35 +104,60 @@ def resume(
         known = run.directory.node_samples()
         with join(federation, system, run.directory.run_id(), known=known, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
-            training = Training(assembly, run.directory)
+            training = Training(assembly, run.directory, device)
             return training.run(lambda state: nullcontext(session.backend(assembly)), observer)
     place = Place(workers, address, system.federation, status or _silent)
-    return Training(Assembly(system, dataset), run.directory).run_at(backend, place, observer)
+    return Training(Assembly(system, dataset), run.directory, device).run_at(backend, place, observer)
 
 
 def _silent(text: str) -> None:
     """Nobody asked."""
 
 
+def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
+    """The run of `system` in `path`: found there, gone on with, or trained."""
+    if not RunDir(path).spec.is_file():
+        return train(system, path, **execution)
+    found = Run(path).system
+    if replace(found, data=replace(found.data, dir=None)) != replace(system, data=replace(system.data, dir=None)):
+        raise RunError(f"{path}: holds a run of another system; choose another --out")
+    return resume(path, **execution)
+
+
+def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | None:
+    """What an earlier part of this run measured."""
+    try:
+        known = json.loads(file.read_bytes())["gradients"]
+        table = None if known is None else GradientTable.from_json(known)
+        if table is None or table.variance.shape == shape:
+            return table
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise RunError(f"{file}: was not written by exitflow; delete it, and it will be measured again")
+
+
 class Training:
     """The rounds of Algorithm 1, with their records and checkpoints."""
 
-    def __init__(self, assembly: Assembly, run_dir: RunDir) -> None:
+    def __init__(self, assembly: Assembly, run_dir: RunDir, device: str = "cpu") -> None:
         self._assembly = assembly
         self._spec = assembly.system.training
         self._run_dir = run_dir
+        self._device = device
+        self._coverage = functools.cache(assembly.model.coverage)
         self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
         self._counted_rounds = 0  # ... of so many rounds
 
     def run_at(self, backend_name: str, place: Place, observer: Observer | None) -> Run:
         """With a backend by name, which trains the nodes of this program's own data."""
-        trainer = self._assembly.trainer(self._run_dir.node_states)
+        trainer = self._assembly.trainer(self._run_dir.node_states, device=self._device)
         return self.run(lambda state: open_backend(backend_name, trainer, state, place=place), observer)
 
     def run(self, opened: Callable[[ServerState], AbstractContextManager[Backend]], observer: Observer | None) -> Run:
         """All rounds that are left, and then the trained model."""
         with self._run_dir.lock():
             state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
+            check_fit(self._assembly.model, state, source=str(self._run_dir.path))
             self._run_dir.forget_records_after(state.round)
             with opened(state) as backend:
                 for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
@@ -148,12 +184,9 @@ class Training:
 
     def _plan(self, backend: Backend) -> TrainingPlan:
         assembly = self._assembly
-        model = assembly.model
-        coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
         nodes = [node.name for node in assembly.system.topology.nodes]
-        weighting, federation = WEIGHTINGS[self._spec.weighting], assembly.system.federation
-        profile = self._profile(nodes, backend)
-        return TrainingPlan(nodes, profile, weighting, coverage, self._spec, federation, self._privacy())
+        profile, federation = self._profile(nodes, backend), assembly.system.federation
+        return TrainingPlan(nodes, profile, self._weighting, self._coverage, self._spec, federation, self._privacy())
 
     def _privacy(self) -> Privacy | None:
         federation = self._assembly.system.federation
@@ -161,21 +194,36 @@ class Training:
             return None
         return Privacy.of(federation, run_secret(self._run_dir.path / "noise.secret"))
 
+    def _weighting(self, profile: ExitProfile, round: int) -> FloatArray:
+        """The weights by what is known when `round` begins."""
+        served_error = self._served_error(round)
+        return WEIGHTINGS[self._spec.weighting](replace(profile, served_error=served_error), round)
+
+    def _served_error(self, round: int) -> FloatArray | None:
+        """On the last validation before `round`, which the records hold: so a resumed run knows the same."""
+        if self._spec.weighting not in NEEDS_VALIDATION:
+            return None
+        earlier = [record["validation"] for record in self._run_dir.records() if record["round"] < round]
+        validated = [validation for validation in earlier if validation]
+        if not validated:
+            return None
+        accuracy = [1.0 if value is None else value for value in validated[-1]["served_accuracy"]]
+        return 1 - np.array(accuracy)
+
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
         """Measured once, before the first round, and then kept with the run."""
-        profile, file = self._assembly.profile, self._run_dir.path / "profile.json"
+        assembly, file = self._assembly, self._run_dir.path / "profile.json"
         if file.is_file():
-            variance = json.loads(file.read_text())["gradient_variance"]
+            table = _measured_gradients(file, assembly.profile.probabilities.shape)
         elif self._spec.weighting in NEEDS_GRADIENT_VARIANCE:
-            variance = measure_gradient_variance(nodes, profile, self._assembly.initial_state(), backend).tolist()
+            table = measure_gradients(nodes, assembly.profile.probabilities, assembly.initial_state(), backend)
         else:
-            variance = None
-        if variance is not None:
-            profile = replace(profile, gradient_variance=np.array(variance))
-        write_atomically(file, json.dumps(self._profile_json(profile), indent=1).encode())
+            table = None
+        profile = assembly.measured_profile(table) if table else assembly.profile
+        write_atomically(file, json.dumps(self._profile_json(profile, table), indent=1).encode())
         return profile
 
-    def _profile_json(self, profile: ExitProfile) -> dict[str, Any]:
+    def _profile_json(self, profile: ExitProfile, table: GradientTable | None) -> dict[str, Any]:
         costs = self._assembly.costs
         variance = profile.gradient_variance
         return {
@@ -186,10 +234,21 @@ class Training:
             "exit_samples": profile.exit_samples.tolist(),
             "node_samples": self._assembly.samples,
             "gradient_variance": None if variance is None else variance.tolist(),
+            "gradients": table.to_json() if table else None,
+            "error_terms": self._error_terms(profile),
         }
 
+    def _error_terms(self, profile: ExitProfile) -> dict[str, float] | None:
+        """What the weights of the last round cost by Theorem 1, calibrated; None where nothing was measured."""
+        if profile.bound is None:
+            return None
+        weights = WEIGHTINGS[self._spec.weighting](profile, self._spec.rounds)
+        return calibrated_costs(profile.bound).terms(weights).to_json()
+
     def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
-        exit_bytes = {exit: cost.num_bytes for exit, cost in enumerate(self._assembly.costs, start=1)}
+        def covered_bytes(*exits: int) -> int:
+            return num_bytes(take(state.tensors, self._coverage(*exits)))
+
         losses = {str(exit): float(np.mean(values)) for exit, values in sorted(report.losses.items())}
         return {
             "round": report.round,
@@ -199,7 +258,7 @@ class Training:
             "num_tasks": len(report.tasks),
             "dropped": report.dropped,
             **self._faults(report),
-            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, exit_bytes),
+            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
             "seconds": report.seconds,
         }
 
@@ -231,7 +290,8 @@ class Training:
             )
             self._drawn.update(task.node for task in tasks)
         most = max(self._drawn.values(), default=0)
-        return PrivacyLoss.after(self._assembly.system.federation, most, round, float(probabilities.sum(axis=1).max()))
+        largest = (probabilities.max(axis=1) if self._spec.trains_all_exits else probabilities.sum(axis=1)).max()
+        return PrivacyLoss.after(self._assembly.system.federation, most, round, float(largest))
 
     def _validate(self, state: ServerState) -> dict[str, Any] | None:
         """Accuracy on validation data: of each exit, and of the system as served."""
@@ -239,6 +299,10 @@ class Training:
             return None
         assembly = self._assembly
         model = with_weights(assembly.model, state, source=str(self._run_dir.path))
-        outputs = exit_outputs(model, assembly.dataset.validation, assembly.dataset.preparation)
+        outputs = exit_outputs(model, assembly.dataset.validation, assembly.dataset.preparation, device=self._device)
         evaluation = evaluate_plan(outputs, assembly.system.topology, assembly.plan)
-        return {"exit_accuracy": list(evaluation.exit_accuracy), "accuracy": evaluation.accuracy}
+        return {
+            "exit_accuracy": list(evaluation.exit_accuracy),
+            "served_accuracy": [served.accuracy for served in evaluation.exits],
+            "accuracy": evaluation.accuracy,
+        }

@@ -6,11 +6,13 @@ Only the running sum is held, so memory does not grow with the number of nodes. 
 element by element, by the total weight of the exits that cover the element: with one local step its stationary
 points are those of the paper's step, and deep layers and rare heads learn at full speed. Buffers are no gradients:
 they become the weighted mean over the nodes that trained them.
+
+A task may train several exits: its update then counts, at each element, with the weights of those that cover it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,17 +32,16 @@ class Aggregation:
 
     exit_weights: npt.NDArray[np.float64]  # (E,) Lambda-tilde
     exit_samples: npt.NDArray[np.float64]  # (E,) |S_{e,p}|
-    coverage: Mapping[int, Coverage]  # exit -> what it covers
+    coverage: Callable[..., Coverage]  # of any exits
     step: Literal["paper", "coverage"] = "paper"
     server_learning_rate: float = 1.0  # eta_s
     projection_radius: float | None = None
     noise: Callable[[Tensors], None] | None = None  # added to sums, for privacy; then an update's buffers are changes
 
-    def weight(self, update: Update) -> float:
+    def weight(self, update: Update, exit: int) -> float:
         """Lambda-tilde_e |S_i| / (|S_{e,p}| p_{i,e})."""
-        exit = update.task.exit - 1
-        share = update.num_samples / self.exit_samples[exit]
-        return float(self.exit_weights[exit] * share / update.task.probability)
+        share = update.num_samples / self.exit_samples[exit - 1]
+        return float(self.exit_weights[exit - 1] * share / update.task.probability)
 
 
 def aggregate(state: ServerState, updates: Iterable[Update], rule: Aggregation) -> ServerState:
@@ -48,10 +49,11 @@ def aggregate(state: ServerState, updates: Iterable[Update], rule: Aggregation) 
     steps = _zeros(state.params)
     statistics, statistics_weight = _zeros(state.buffers), _zeros(state.buffers)
     for update in updates:
-        weight, covered = rule.weight(update), rule.coverage[update.task.exit]
-        _add(steps, covered, update.delta, weight)
-        _add(statistics, covered, update.buffers, weight)
-        _add_number(statistics_weight, covered, weight)
+        for exit in update.task.exits:
+            weight, covered = rule.weight(update, exit), rule.coverage(exit)
+            _add(steps, covered, update.delta, weight)
+            _add(statistics, covered, update.buffers, weight)
+            _add_number(statistics_weight, covered, weight)
     if rule.noise:
         rule.noise({**steps, **statistics})
     if rule.step == "coverage":
@@ -80,7 +82,13 @@ def _zeros(tensors: Tensors) -> dict[str, Tensor]:
 def _add(sums: Tensors, covered: Slices, values: Tensors, weight: float) -> None:
     targets = take(sums, covered)
     if targets:
-        torch._foreach_add_(list(targets.values()), [values[name] for name in targets], alpha=weight)
+        parts = [_leading(values[name], target.shape) for name, target in targets.items()]
+        torch._foreach_add_(list(targets.values()), parts, alpha=weight)
+
+
+def _leading(value: Tensor, shape: torch.Size) -> Tensor:
+    """What an exit covers of a tensor that a deeper exit of the same task has widened."""
+    return value if value.shape == shape else value[tuple(slice(size) for size in shape)]
 
 
 def _add_number(sums: Tensors, covered: Slices, number: float) -> None:
@@ -91,8 +99,8 @@ def _add_number(sums: Tensors, covered: Slices, number: float) -> None:
 
 def _divide_by_covering_weight(steps: dict[str, Tensor], rule: Aggregation) -> None:
     covering = _zeros(steps)
-    for exit, covered in rule.coverage.items():
-        _add_number(covering, covered, float(rule.exit_weights[exit - 1]))
+    for exit, exit_weight in enumerate(rule.exit_weights, start=1):
+        _add_number(covering, rule.coverage(exit), float(exit_weight))
     for name, weight in covering.items():
         steps[name] = torch.where(weight > 0, steps[name] / weight, 0.0)
 

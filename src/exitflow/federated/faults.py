@@ -22,7 +22,7 @@ class Attendance:
     asked: dict[str, int] = field(default_factory=dict)
     answered: dict[str, int] = field(default_factory=dict)
     absent: set[tuple[int, str]] = field(default_factory=set)  # (round, node) in which nothing came
-    trained: dict[tuple[str, int], int] = field(default_factory=dict)  # node and exit -> the last round
+    trained: dict[tuple[str, int], int] = field(default_factory=dict)  # node and deepest exit -> the last round
 
     @staticmethod
     def of(records: Iterable[Mapping[str, Any]]) -> Attendance:
@@ -39,14 +39,20 @@ class Attendance:
             self.asked[node] = self.asked.get(node, 0) + 1
             self.answered[node] = self.answered.get(node, 0) + answered
 
+    def add_round(self, round: int, answered: Mapping[str, bool], tasks: Iterable[Task]) -> None:
+        """All that a round has shown."""
+        self.add(answered)
+        self.absent.update((round, node) for node, came in answered.items() if not came)
+        self.add_trained(tasks)
+
     def add_trained(self, tasks: Iterable[Task]) -> None:
         """Who has trained what, and when, so that a node that lost its momentum is noticed."""
         present = (task for task in tasks if (task.round, task.node) not in self.absent)
-        self.trained |= {(task.node, task.exit): task.round for task in present}
+        self.trained |= {(task.node, task.deepest): task.round for task in present}
 
     def last_trained(self, task: Task) -> int:
         """The last round before the task's in which its node trained its exit; 0: never."""
-        return self.trained.get((task.node, task.exit), 0)
+        return self.trained.get((task.node, task.deepest), 0)
 
     def probability(self, node: str) -> float:
         """q: the share of earlier rounds in which the node answered, one more added that it did.

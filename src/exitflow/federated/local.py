@@ -1,13 +1,17 @@
-"""What a node does: train one exit on its own data (lines 6 to 9 of Algorithm 1), or measure its gradients.
+"""What a node does: train on its own data (lines 6 to 9 of Algorithm 1), or measure its gradients.
 
-A trainer holds one small network for each exit and loads the covered slices into it, so training exit e computes,
-holds and returns nothing beyond exit e. Convolutions run in the faster memory layout.
+A trainer holds one small network for each set of exits and loads the covered slices into it, so training exit e
+computes, holds and returns nothing beyond exit e. Convolutions run in the faster memory layout.
+
+A task with several exits is one pass with the weighted sum of their losses. Every element then follows the weighted
+mean of the losses that reach it: its gradient is divided by the total weight of the exits that cover it, so that it
+moves as fast as in a task of its own. The server counts it with just that weight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +24,7 @@ from exitflow.federated.compression import Compression
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.schedules import Schedule
 from exitflow.federated.spec import TrainingSpec
-from exitflow.federated.types import ServerState, Task, Update
+from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.seeds import derive
@@ -54,7 +58,7 @@ class NodeData:
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """Trains any exit of `model` on any node of `data`."""
+    """Trains any exits of `model` on any node of `data`."""
 
     model: NestedModel
     data: NodeData
@@ -67,19 +71,22 @@ class LocalTrainer:
     residuals: NodeStates | None = None  # where what compression lost waits for the next update
 
     @cached_property
-    def _workplaces(self) -> dict[int, _Workplace]:
+    def _workplaces(self) -> dict[tuple[int, ...], _Workplace]:
         return {}
 
-    def _workplace(self, exit: int) -> _Workplace:
-        if exit not in self._workplaces:
-            network = self.model.submodel(exit).to(self.device).train()
-            self._workplaces[exit] = _Workplace(network, self.model.coverage(exit))
-        return self._workplaces[exit]
+    def _workplace(self, *exits: int) -> _Workplace:
+        if exits not in self._workplaces:
+            network = self.model.submodel(*exits).to(self.device).train()
+            coverages = [self.model.coverage(exit) for exit in exits]
+            self._workplaces[exits] = _Workplace(network, self.model.coverage(*exits), coverages)
+        return self._workplaces[exits]
 
     def train(self, state: ServerState, task: Task) -> Update:
-        """J steps of SGD on the loss of the task's exit."""
-        place = self._workplace(task.exit)
+        """J steps of SGD on the loss of the task's exits."""
+        place = self._workplace(*task.exits)
         place.load(state)
+        loss_weights = torch.tensor(task.loss_weights, dtype=place.dtype, device=self.device)
+        reaching_weights = place.reaching_weights(loss_weights)
         optimizer = torch.optim.SGD(
             place.params.values(), lr=1.0, momentum=self.spec.momentum, weight_decay=self.spec.weight_decay
         )
@@ -89,20 +96,22 @@ class LocalTrainer:
             state_round = self.states.round_of(task)
         num_samples = len(self.data.indices[task.node])
         batches = self.data.batches(task.node, min(self.spec.batch_size, num_samples), seed=task.seed)
-        total_loss = torch.zeros((), dtype=place.dtype, device=self.device)
+        total_losses = torch.zeros(len(task.exits), dtype=place.dtype, device=self.device)
         for step in range(self.num_steps):
             optimizer.param_groups[0]["lr"] = self.schedule(task.round, step)
             optimizer.zero_grad()
-            loss = self._loss(place, next(batches))
-            loss.backward()  # type: ignore[no-untyped-call]
+            losses = self._losses(place, next(batches))
+            (losses @ loss_weights).backward()  # type: ignore[no-untyped-call]
+            for param, weight in zip(place.params.values(), reaching_weights, strict=False):
+                param.grad.div_(weight)  # type: ignore[union-attr]
             optimizer.step()
-            total_loss += loss.detach()
+            total_losses += losses.detach()
         if self.states and all_finite(momentum := place.momentum(optimizer)):
             self.states.save(task, momentum)
-        mean_loss = float(total_loss) / self.num_steps
+        mean_losses = tuple((total_losses / self.num_steps).tolist())
         delta = self._compressed(task, place.delta(state))
         return Update(
-            task, delta, place.buffer_copies(), num_samples, self.num_steps, mean_loss, state_round=state_round
+            task, delta, place.buffer_copies(), num_samples, self.num_steps, mean_losses, state_round=state_round
         )
 
     def _compressed(self, task: Task, delta: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -117,8 +126,8 @@ class LocalTrainer:
             self.residuals.save(task, {name: tensor - rounded[name] for name, tensor in delta.items()})
         return rounded
 
-    def gradient_variance(self, state: ServerState, node: str, exit: int) -> float:
-        """The mean over all weights of the variance of their gradient from batch to batch (appendix of the paper).
+    def measure_gradients(self, state: ServerState, node: str, exit: int) -> GradientFigures:
+        """How the gradient of the exit's loss varies from batch to batch (appendix of the paper), and how long it is.
 
         For batches of `batch_size`; a node with too few samples for two of them measures smaller ones and scales.
         NaN where a node has fewer than two samples.
@@ -126,29 +135,44 @@ class LocalTrainer:
         num_samples = len(self.data.indices[node])
         size = min(self.spec.batch_size, num_samples // 2)
         if size < 1:
-            return math.nan
+            return GradientFigures(math.nan, math.nan, math.nan, math.nan)
         place = self._workplace(exit)
         place.load(state)
         batches = self.data.batches(node, size, seed=derive(self.spec.seed, "variance", node, exit))
         params = list(place.params.values())
         count = min(VARIANCE_BATCHES, num_samples // size)
-        gradients = (torch.autograd.grad(self._loss(place, next(batches)), params) for _ in range(count))
-        return _mean_variance(gradients) * size / self.spec.batch_size
+        losses = []
 
-    def _loss(self, place: _Workplace, batch: Split) -> Tensor:
+        def gradients() -> Iterator[tuple[Tensor, ...]]:
+            for _ in range(count):
+                loss = self._losses(place, next(batches)).sum()
+                losses.append(loss.detach())
+                yield torch.autograd.grad(loss, params)
+
+        mean_variance, squared_mean = _moments(gradients())
+        num_weights = sum(param.numel() for param in params)
+        variance = mean_variance * size / self.spec.batch_size * num_weights
+        signal = max(squared_mean - mean_variance * num_weights / count, 0.0)  # ||E gradient||^2 without its noise
+        loss = float(torch.stack(losses).mean())
+        return GradientFigures(mean_variance * size / self.spec.batch_size, variance, variance + signal, loss)
+
+    def _losses(self, place: _Workplace, batch: Split) -> Tensor:
+        """Of each exit of the workplace."""
         inputs = self.data.preparation(batch.inputs, dtype=place.dtype, device=self.device)
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=place.layout)
-        return F.cross_entropy(place.network(inputs), batch.labels.to(self.device))
+        labels = batch.labels.to(self.device)
+        return torch.stack([F.cross_entropy(logits, labels) for logits in place.network(inputs)])
 
 
 class _Workplace:
-    """The network of one exit, into which a task's tensors are loaded."""
+    """The network of some exits, into which a task's tensors are loaded."""
 
-    def __init__(self, network: nn.Module, coverage: Coverage) -> None:
+    def __init__(self, network: nn.Module, coverage: Coverage, exit_coverages: Sequence[Coverage]) -> None:
         self.layout = best_layout(network)
         self.network = network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.coverage = coverage
+        self.exit_coverages = exit_coverages
         self.params = dict(network.named_parameters())
         self.buffers = dict(network.named_buffers())
         self.dtype = next(iter(self.params.values())).dtype
@@ -158,6 +182,16 @@ class _Workplace:
         """Lines 4 and 6: what the server sent."""
         copy_into(self.params, take(state.params, self.coverage))
         copy_into(self.buffers, take(state.buffers, self.coverage))
+
+    def reaching_weights(self, loss_weights: Tensor) -> list[Tensor]:
+        """For each parameter, the total weight of the exits that cover each of its elements; [] where it is 1."""
+        if len(self.exit_coverages) == 1:
+            return []
+        totals = {name: torch.zeros_like(param) for name, param in self.params.items()}
+        for covered, weight in zip(self.exit_coverages, loss_weights, strict=True):
+            for part in take(totals, covered).values():
+                part += weight
+        return list(totals.values())
 
     @torch.no_grad()
     def delta(self, state: ServerState) -> dict[str, Tensor]:
@@ -183,8 +217,11 @@ class _Workplace:
             optimizer.state[param]["momentum_buffer"] = torch.empty_like(param).copy_(buffer)
 
 
-def _mean_variance(gradients: Iterator[tuple[Tensor, ...]]) -> float:
-    """Pointwise sample variance over the gradients, averaged over all points; in float64, one pass."""
+def _moments(gradients: Iterator[tuple[Tensor, ...]]) -> tuple[float, float]:
+    """(pointwise sample variance over the gradients, averaged over all points; squared norm of their mean).
+
+    In float64, one pass.
+    """
     first = [gradient.double() for gradient in next(gradients)]
     count, deviation, square = 1, [torch.zeros_like(g) for g in first], [torch.zeros_like(g) for g in first]
     for gradient in gradients:
@@ -195,4 +232,5 @@ def _mean_variance(gradients: Iterator[tuple[Tensor, ...]]) -> float:
             square[index] += from_first**2
     pairs = zip(square, deviation, strict=True)
     total = sum(float((squares - sums**2 / count).sum()) for squares, sums in pairs)
-    return total / (count - 1) / sum(values.numel() for values in first)
+    squared_mean = sum(float((f + d / count).square().sum()) for f, d in zip(first, deviation, strict=True))
+    return total / (count - 1) / sum(values.numel() for values in first), squared_mean

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,10 +33,18 @@ class TrainingPlan:
     nodes: Sequence[str]
     profile: ExitProfile
     weighting: ExitWeighting
-    coverage: Mapping[int, Coverage]
+    coverage: Callable[..., Coverage]  # of any exits
     spec: TrainingSpec
     federation: FederationSpec = field(default_factory=FederationSpec)
     privacy: Privacy | None = None
+
+    def tasks(self, round: int, exit_weights: FloatArray) -> list[Task]:
+        """Who trains what."""
+        profile = self.profile
+        joint_weights = exit_weights / profile.exit_samples if self.spec.trains_all_exits else None
+        return sample_tasks(
+            self.nodes, profile.probabilities, round=round, seed=self.spec.seed, joint_weights=joint_weights
+        )
 
     def aggregation(self, exit_weights: FloatArray) -> Aggregation:
         """The server's step under these weights."""
@@ -50,14 +59,14 @@ class TrainingPlan:
         )
 
     def largest_weight(self, exit_weights: FloatArray, attendance: Attendance) -> float:
-        """The most that any node's update may count in a round."""
+        """The most that any element of any node's update may count in a round."""
         profile = self.profile
         drawn = profile.probabilities > 0  # (N, E)
         weights = exit_weights * profile.samples[:, None] / profile.exit_samples
         weights = np.divide(weights, profile.probabilities, out=np.zeros_like(weights), where=drawn)
         if self.federation.on_missing == "reweight":
             weights /= np.array([attendance.probability(node) for node in self.nodes])[:, None]
-        return float(weights.max())
+        return float((weights.sum(axis=1) if self.spec.trains_all_exits else weights).max())
 
 
 @dataclass
@@ -96,25 +105,22 @@ def run_rounds(
     attendance = attendance or Attendance()
     if _keeps_state(plan):
         for round in range(1, state.round + 1):
-            attendance.add_trained(
-                sample_tasks(plan.nodes, plan.profile.probabilities, round=round, seed=plan.spec.seed)
-            )
+            attendance.add_trained(plan.tasks(round, plan.weighting(plan.profile, round)))
     for round in range(state.round + 1, plan.spec.rounds + 1):
         started = time.perf_counter()
-        tasks = sample_tasks(plan.nodes, plan.profile.probabilities, round=round, seed=plan.spec.seed)
-        report = RoundReport(round, plan.weighting(plan.profile, round), tasks)
-        updates = arrived(backend.run(state, tasks), report, plan, attendance)
+        exit_weights = plan.weighting(plan.profile, round)
+        report = RoundReport(round, exit_weights, plan.tasks(round, exit_weights))
+        updates = arrived(backend.run(state, report.tasks), report, plan, attendance)
         updates = screen(updates, report, stop=plan.spec.on_nonfinite == "stop", progress=progress)
         rule = plan.aggregation(report.exit_weights)
         if plan.privacy:
             updates = private(updates, state, plan)
             largest_weight = plan.largest_weight(report.exit_weights, attendance)
-            noise = partial(plan.privacy.add_noise, largest_weight=largest_weight, round=round)
-            rule = replace(rule, noise=noise)
+            rule = replace(rule, noise=partial(plan.privacy.add_noise, largest_weight=largest_weight, round=round))
         state = aggregate(state, updates, rule)
-        attendance.add(report.attendance)
-        attendance.absent.update((round, node) for node in report.missing)
-        attendance.add_trained(tasks)
+        if not all_finite(state.tensors):
+            raise TrainingError(f"round {round}: the global model is not finite any more; choose a smaller step")
+        attendance.add_round(report.round, report.attendance, report.tasks)
         report.lost_weight = lost_weight(plan, report)
         report.seconds = time.perf_counter() - started
         yield state, report
@@ -151,7 +157,7 @@ def private(updates: Iterator[Update], state: ServerState, plan: TrainingPlan) -
     """The updates clipped, their buffers as changes."""
     assert plan.privacy is not None
     for update in updates:
-        before = take(state.buffers, plan.coverage[update.task.exit])
+        before = take(state.buffers, plan.coverage(*update.task.exits))
         yield plan.privacy.clipped(changes(update, before))
 
 
@@ -163,9 +169,10 @@ def lost_weight(plan: TrainingPlan, report: RoundReport) -> FloatArray | None:
     samples = dict(zip(plan.nodes, plan.profile.samples, strict=True))
     absent, whole = np.zeros_like(report.exit_weights), np.zeros_like(report.exit_weights)
     for task in report.tasks:
+        exits = [exit - 1 for exit in task.exits]
         weight = samples[task.node] / task.probability
-        whole[task.exit - 1] += weight
-        absent[task.exit - 1] += weight * (task.node in lost)
+        whole[exits] += weight
+        absent[exits] += weight * (task.node in lost)
     return absent / np.where(whole > 0, whole, 1)
 
 
@@ -177,29 +184,14 @@ def screen(
         if progress:
             progress(report.round, count, len(report.tasks))
         task = update.task
-        if all_finite(update.delta) and all_finite(update.buffers):
-            report.losses.setdefault(task.exit, []).append(update.loss)
+        finite = all(map(math.isfinite, update.losses))
+        if finite and all_finite(update.delta) and all_finite(update.buffers):
+            for exit, loss in zip(task.exits, update.losses, strict=True):
+                report.losses.setdefault(exit, []).append(loss)
             yield update
         elif stop:
             raise TrainingError(
-                f"node {task.node!r} returned NaN or infinity for exit {task.exit} in round {task.round}"
+                f"node {task.node!r} returned NaN or infinity for exit {task.deepest} in round {task.round}"
             )
         else:
             report.dropped.append(task.node)
-
-
-def measure_gradient_variance(
-    nodes: Sequence[str], profile: ExitProfile, state: ServerState, backend: Backend
-) -> FloatArray:
-    """(E,) v_e: each node's own figure, averaged over the nodes that may train the exit by their samples."""
-    pairs = np.argwhere(profile.probabilities > 0)  # (row of the node, exit from 0)
-    figures = np.array(backend.gradient_variances(state, [(nodes[row], int(exit) + 1) for row, exit in pairs]))
-    weights = np.zeros_like(profile.probabilities)
-    variances = np.zeros_like(profile.probabilities)
-    for (row, exit), figure in zip(pairs, figures, strict=True):
-        if np.isfinite(figure):
-            weights[row, exit], variances[row, exit] = profile.samples[row], figure
-    for exit in range(1, weights.shape[1] + 1):
-        if not weights[:, exit - 1].any():
-            raise TrainingError(f"exit {exit}: the nodes that train it have too few samples to measure its gradients")
-    return np.average(variances, axis=0, weights=weights)

@@ -43,4 +43,4 @@ class NodeStates:
         return sorted(files, key=lambda path: int(path.stem))
 
     def _task_folder(self, task: Task) -> Path:
-        return self._folder / task.node / f"exit-{task.exit}"
+        return self._folder / task.node / f"exit-{task.deepest}"

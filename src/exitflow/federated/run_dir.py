@@ -106,10 +106,24 @@ class RunDir:
     def records(self) -> list[dict[str, Any]]:
         """All whole records; a line that was cut off by a kill does not count."""
         try:
-            lines = self.records_file.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = self.records_file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [self._record(line, number) for number, line in enumerate(lines, start=1) if line.endswith("\n")]
+
+    def last_record(self) -> dict[str, Any]:
+        """Of a training that has ended."""
+        if not (records := self.records()):
+            raise RunError(f"{self.records_file}: the records of the rounds are gone")
+        return records[-1]
+
+    def _record(self, line: str, number: int) -> dict[str, Any]:
+        try:
+            record: dict[str, Any] = json.loads(line)
+            record["round"] + 0
+        except (ValueError, KeyError, TypeError):
+            raise RunError(f"{self.records_file}: line {number} is no record of a round") from None
+        return record
 
     def forget_records_after(self, round: int) -> None:
         """Remove records of rounds that will be repeated, and what a kill has left half written."""

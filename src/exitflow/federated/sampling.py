@@ -1,4 +1,8 @@
-"""Who trains what in a round: the matrix p, and draws from it (lines 2 and 3 of Algorithm 1)."""
+"""Who trains what in a round: the matrix p, and draws from it (lines 2 and 3 of Algorithm 1).
+
+Algorithm 1 draws one exit for each node. With `local_exits = "all"` a node trains every exit up to its own in one
+pass instead: all of them have the same p_{i,e}, and the local loss weighs them as the server would.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,14 @@ def probability_matrix(topology: Topology, samples: Mapping[str, float], spec: T
         if samples[node.name] > 0:
             if spec.sampling:
                 require(node.name in spec.sampling, f"sampling.{node.name}", problem)
-            row[: node.exit] = _given_row(node, spec) if spec.sampling else _helping_row(node, spec)
+            row[: node.exit] = _row(node, spec)
     return matrix
+
+
+def _row(node: Node, spec: TrainingSpec) -> FloatArray:
+    if spec.trains_all_exits:
+        return np.full(node.exit, spec.participation)
+    return _given_row(node, spec) if spec.sampling else _helping_row(node, spec)
 
 
 def _helping_row(node: Node, spec: TrainingSpec) -> FloatArray:
@@ -57,12 +67,43 @@ def check_every_exit_is_trained(probabilities: FloatArray) -> None:
         require(bool((probabilities[:, exit - 1] > 0).any()), "", f"{problem}; {advice}")
 
 
-def sample_tasks(nodes: Sequence[str], probabilities: FloatArray, *, round: int, seed: int) -> list[Task]:
-    """At most one exit for each node. The deepest, which take longest, come first."""
+def sample_tasks(
+    nodes: Sequence[str],
+    probabilities: FloatArray,
+    *,
+    round: int,
+    seed: int,
+    joint_weights: FloatArray | None = None,
+) -> list[Task]:
+    """At most one task for each node. The deepest, which take longest, come first.
+
+    A task has one exit, or, given `joint_weights`, (E,) Lambda-tilde_e / |S_{e,p}|, all exits of its node.
+    """
     tasks = []
     for node, row in zip(nodes, probabilities, strict=True):
         uniform = derive(seed, "sample", round, node) / 2**63
-        exit = int(np.searchsorted(np.cumsum(row), uniform, side="right")) + 1
-        if exit <= len(row):
-            tasks.append(Task(round, node, exit, float(row[exit - 1]), derive(seed, "local", round, node)))
-    return sorted(tasks, key=lambda task: -task.exit)
+        exits, weights, probability = (
+            _drawn_exit(row, uniform) if joint_weights is None else _all_exits(row, uniform, joint_weights)
+        )
+        if exits:
+            tasks.append(Task(round, node, exits, weights, probability, derive(seed, "local", round, node)))
+    return sorted(tasks, key=lambda task: -task.deepest)
+
+
+_Draw = tuple[tuple[int, ...], tuple[float, ...], float]  # exits, loss weights, probability
+
+
+def _drawn_exit(row: FloatArray, uniform: float) -> _Draw:
+    exit = int(np.searchsorted(np.cumsum(row), uniform, side="right")) + 1
+    return ((exit,), (1.0,), float(row[exit - 1])) if exit <= len(row) else ((), (), 0.0)
+
+
+def _all_exits(row: FloatArray, uniform: float, joint_weights: FloatArray) -> _Draw:
+    """Those whose loss counts at all; where none does, the shallowest, whose update then counts for nothing."""
+    counting = np.flatnonzero((row > 0) & (joint_weights > 0))
+    if uniform >= row.max(initial=0.0):
+        return (), (), 0.0
+    if len(counting) == 0:
+        return (1,), (1.0,), float(row[0])
+    shares = joint_weights[counting] / joint_weights[counting].sum()
+    return tuple(int(exit) + 1 for exit in counting), tuple(shares.tolist()), float(row[counting[0]])

@@ -6,17 +6,17 @@ parent's first parent, and so on; a node without parents is where the server is,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from exitflow.federated.types import Task
 from exitflow.topology.graph import Topology
 
 
-def link_bytes(topology: Topology, tasks: Sequence[Task], exit_bytes: Mapping[int, int]) -> dict[str, int]:
+def link_bytes(topology: Topology, tasks: Sequence[Task], covered_bytes: Callable[..., int]) -> dict[str, int]:
     """`child->parent`: bytes in each direction; what goes down, the covered slices, also comes back up."""
     carried = {node.name: 0 for node in topology.nodes}
     for task in tasks:
-        carried[task.node] += exit_bytes[task.exit]
+        carried[task.node] += covered_bytes(*task.exits)
     links: dict[str, int] = {}
     for node in topology.children_first:
         if node.parents and carried[node.name]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # planning draws tasks without PyTorch
     from torch import Tensor
@@ -14,25 +14,36 @@ if TYPE_CHECKING:  # planning draws tasks without PyTorch
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Node `node` trains exit `exit` in this round."""
+    """Node `node` trains these exits in this round: one of them, in Algorithm 1."""
 
     round: int  # t, from 1
     node: str  # i
-    exit: int  # e
-    probability: float  # p_{i,e}
+    exits: tuple[int, ...]  # rising
+    loss_weights: tuple[float, ...]  # of each exit's loss in the local loss; above 0, they sum to 1
+    probability: float  # p_{i,e}, of each of them
     seed: int  # of all that is random in it
+
+    @property
+    def deepest(self) -> int:
+        """The deepest exit that is trained."""
+        return self.exits[-1]
+
+
+def task_from_json(values: Mapping[str, Any]) -> Task:
+    """The task whose fields came through JSON."""
+    return Task(**{**values, "exits": tuple(values["exits"]), "loss_weights": tuple(values["loss_weights"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What came of a task. Holds the slices that the exit covers, and only those."""
+    """What came of a task. Holds the slices that its exits cover, and only those."""
 
     task: Task
     delta: Tensors  # g_{i,e} = w^(t,J) - w^(t)
     buffers: Tensors  # batch-norm statistics after the last step
     num_samples: int  # |S_i|
     num_steps: int  # J
-    loss: float  # mean over the steps
+    losses: tuple[float, ...]  # of each exit, mean over the steps
     wire_bytes: tuple[int, int] | None = None  # sent down to the node, and up from it; None: nothing was sent
     state_round: int | None = None  # from which the node's momentum came; None: it began from 0
 
@@ -50,6 +61,16 @@ class Missing:
     reason: str
     refused: bool = False  # one came, and was not fit to be believed
     wire_bytes: tuple[int, int] | None = None  # sent down to the node, and up from it
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFigures:
+    """What a node found of an exit's gradients, for batches of `batch_size`; NaN where it has too little data."""
+
+    mean_variance: float  # v: the variance of a weight's gradient from batch to batch, mean over the weights (appendix)
+    variance: float  # sigma^2_{i,e}: the same, summed over the weights (Assumption 5)
+    second_moment: float  # E||gradient||^2, which G_{i,e} bounds
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -72,8 +93,8 @@ class Backend(Protocol):
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update | Missing]:
         """What came of each task, in the order of the tasks. An update is valid until the next one is asked for."""
 
-    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
-        """The gradient variance at each (node, exit), NaN where a node has too little data."""
+    def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
+        """The figures of each (node, exit)."""
 
     def close(self) -> None:
         """End what was started."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.theory.bound import BoundInputs
+from exitflow.theory.costs import calibrated_costs, cheapest_weights
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -24,6 +27,8 @@ class ExitProfile:
     probabilities: FloatArray  # (N, E) p_{i,e}
     num_rounds: int  # T
     gradient_variance: FloatArray | None = None  # (E,) v_e, measured; only where the weighting needs it
+    bound: BoundInputs | None = None  # Theorem 1 for this training, from what was measured; likewise
+    served_error: FloatArray | None = None  # (E,) on what each exit serves, on the last validation; None before it
 
     @property
     def exit_samples(self) -> FloatArray:
@@ -55,6 +60,25 @@ def balanced_adj(profile: ExitProfile, round: int) -> FloatArray:
     return (_normalised(profile.serve_share) + least_noise(profile)) / 2
 
 
+def bound_min(profile: ExitProfile, round: int) -> FloatArray:
+    """The weights with the lowest bound of Theorem 1, calibrated so that no error exceeds the loss that can be lost."""
+    assert profile.bound is not None
+    return cheapest_weights(calibrated_costs(profile.bound))
+
+
+def adaptive(profile: ExitProfile, round: int) -> FloatArray:
+    """In proportion to the wrong answers that each exit gives, as served on validation data; Lambda before any."""
+    share = _normalised(profile.serve_share)
+    if profile.served_error is None or not (share * profile.served_error).any():
+        return share
+    return _normalised(share * profile.served_error)
+
+
+def auto(profile: ExitProfile, round: int) -> FloatArray:
+    """Halfway between Lambda and equal weights: with all exits trained at once, no exit is left behind."""
+    return (_normalised(profile.serve_share) + equal_weight(profile, round)) / 2
+
+
 def least_noise(profile: ExitProfile) -> FloatArray:
     """The minimiser of B's first term, the sum over (i, e) of (Lambda-tilde_e |S_i| / |S_{e,p}|)^2 v_e^2."""
     assert profile.gradient_variance is not None
@@ -69,9 +93,13 @@ def _normalised(weights: FloatArray) -> FloatArray:
 
 
 WEIGHTINGS: dict[str, ExitWeighting] = {
+    "auto": auto,
     "equal-weight": equal_weight,
     "flops-prop": flops_prop,
     "serving-rate": serving_rate,
     "balanced-adj": balanced_adj,
+    "bound-min": bound_min,
+    "adaptive": adaptive,
 }
-NEEDS_GRADIENT_VARIANCE = frozenset({"balanced-adj"})
+NEEDS_GRADIENT_VARIANCE = frozenset({"balanced-adj", "bound-min"})
+NEEDS_VALIDATION = frozenset({"adaptive"})

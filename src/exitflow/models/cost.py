@@ -16,7 +16,6 @@ class ExitCost:
 
     multiply_adds: int  # of convolutions and matrix products, for one input
     num_parameters: int
-    num_bytes: int  # of everything covered, buffers too: what one transfer of it takes
 
 
 def exit_costs(model: NestedModel, input_shape: tuple[int, ...]) -> tuple[ExitCost, ...]:
@@ -30,5 +29,4 @@ def _exit_cost(model: NestedModel, exit: int, input_shape: tuple[int, ...]) -> E
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         submodel(torch.zeros(1, *input_shape, dtype=dtype))
     num_parameters = sum(parameter.numel() for parameter in submodel.parameters())
-    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in submodel.state_dict().values())
-    return ExitCost(counter.get_total_flops() // 2, num_parameters, num_bytes)
+    return ExitCost(counter.get_total_flops() // 2, num_parameters)

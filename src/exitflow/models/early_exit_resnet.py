@@ -24,8 +24,8 @@ def build(spec: EarlyExitResNet, input_shape: tuple[int, ...], num_classes: int)
         raise ValueError(f"early-exit-resnet takes (C, H, W) images from 8x8 up, got {input_shape}")
     stages: list[nn.Module] = []
     heads: list[nn.Module] = []
-    pending: list[nn.Module] = [_stem(input_shape[0], spec.width)]
-    size = min(input_shape[1:])
+    pending: list[nn.Module] = [_stem(input_shape[0], spec.width, spec.stem_stride)]
+    size = -(-min(input_shape[1:]) // spec.stem_stride)
     for number, (block, channels, stride) in enumerate(_blocks(spec), start=1):
         pending.append(block)
         size = -(-size // stride)
@@ -82,8 +82,8 @@ class Subsample(nn.Module):
         return features[:, :, :: self.stride, :: self.stride]
 
 
-def _stem(in_channels: int, width: int) -> nn.Module:
-    convolution = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
+def _stem(in_channels: int, width: int, stride: int) -> nn.Module:
+    convolution = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
 
 

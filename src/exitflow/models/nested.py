@@ -30,12 +30,15 @@ class NestedModel(nn.Module, ABC):
         """(B, C) logits of `exit` from the carry at that exit."""
 
     @abstractmethod
-    def coverage(self, exit: int) -> Coverage:
-        """Parameters and buffers that exit `exit` computes with."""
+    def coverage(self, *exits: int) -> Coverage:
+        """Parameters and buffers that these exits compute with."""
 
     @abstractmethod
-    def submodel(self, exit: int) -> nn.Module:
-        """A module of its own with just the covered slices, under their names; called, it gives (B, C) logits."""
+    def submodel(self, *exits: int) -> nn.Module:
+        """A module of its own with just the covered slices, under their names.
+
+        Called, it gives a tuple of (B, C) logits: of each of `exits`, which rise.
+        """
 
 
 class EarlyExitNetwork(NestedModel):
@@ -63,31 +66,32 @@ class EarlyExitNetwork(NestedModel):
         logits: Tensor = self.heads[str(exit)](carry)
         return logits
 
-    def coverage(self, exit: int) -> Coverage:
-        """Whole tensors: those of the stages up to the exit, and of its head."""
-        covered = (f"heads.{exit}.", *(f"stages.{stage}." for stage in range(1, exit + 1)))
+    def coverage(self, *exits: int) -> Coverage:
+        """Whole tensors: those of the stages up to the deepest of the exits, and of their heads."""
+        heads, stages = (f"heads.{exit}." for exit in exits), (f"stages.{stage}." for stage in range(1, max(exits) + 1))
+        covered = (*heads, *stages)
         return {name: () for name in self.state_dict() if name.startswith(covered)}
 
-    def submodel(self, exit: int) -> nn.Module:
-        """The prefix up to `exit`; shares no tensor with this model."""
-        return copy.deepcopy(_Prefix(self, exit))
+    def submodel(self, *exits: int) -> nn.Module:
+        """The prefix up to the deepest of the exits; shares no tensor with this model."""
+        return copy.deepcopy(_Prefix(self, exits))
 
 
 class _Prefix(nn.Module):
-    """Stages 1..exit and head `exit`, under the names that they have in the whole network."""
+    """Stages up to the deepest of some exits, and their heads, under the names that they have in the whole network."""
 
-    def __init__(self, network: EarlyExitNetwork, exit: int) -> None:
+    def __init__(self, network: EarlyExitNetwork, exits: Sequence[int]) -> None:
         super().__init__()
-        stages = {str(stage): network.stages[str(stage)] for stage in range(1, exit + 1)}
-        self.stages = nn.ModuleDict(stages)
-        self.heads = nn.ModuleDict({str(exit): network.heads[str(exit)]})
+        self.stages = nn.ModuleDict({str(stage): network.stages[str(stage)] for stage in range(1, max(exits) + 1)})
+        self.heads = nn.ModuleDict({str(exit): network.heads[str(exit)] for exit in exits})
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        for stage in self.stages.values():
-            inputs = stage(inputs)
-        (head,) = self.heads.values()
-        logits: Tensor = head(inputs)
-        return logits
+    def forward(self, features: Tensor) -> tuple[Tensor, ...]:
+        logits = []
+        for exit, stage in self.stages.items():
+            features = stage(features)
+            if exit in self.heads:
+                logits.append(self.heads[exit](features))
+        return tuple(logits)
 
 
 def _numbered(modules: Sequence[nn.Module]) -> nn.ModuleDict:

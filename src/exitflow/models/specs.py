@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from exitflow.config import decode, require, require_table
 from exitflow.errors import suggestion
 
 HeadKind = Literal["gap", "grid"]
+
+MAX_BLOCKS, MAX_CHANNELS, MAX_STRIDE = 1_000, 65_536, 64  # far beyond any network that trains; no slip gets past them
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class EarlyExitResNet:
 
     family: Literal["early-exit-resnet"] = "early-exit-resnet"
     width: int = 16  # channels of the first stage; the paper's is 64
+    stem_stride: int = 1  # of the first convolution; 2 quarters the cost of all that follows
     blocks: tuple[int, ...] = (2, 2, 2, 2)  # basic blocks in each stage
     strides: tuple[int, ...] = (1, 2, 2, 2)  # of the first block in each stage
     exit_blocks: tuple[int, ...] = ()  # the residual block behind which each exit stands; (): spread evenly
@@ -24,9 +27,17 @@ class EarlyExitResNet:
 
     def __post_init__(self) -> None:
         require(self.width >= 1, "width", f"must be at least 1, got {self.width}")
-        require(bool(self.blocks) and min(self.blocks) >= 1, "blocks", f"each must be at least 1, got {self.blocks}")
-        valid = len(self.strides) == len(self.blocks) and min(self.strides) >= 1
-        require(valid, "strides", f"one of at least 1 for each of the {len(self.blocks)} stages, got {self.strides}")
+        problem = f"must be from 1 to {MAX_STRIDE}, got {self.stem_stride}"
+        require(1 <= self.stem_stride <= MAX_STRIDE, "stem_stride", problem)
+        valid = bool(self.blocks) and min(self.blocks) >= 1 and self.num_blocks <= MAX_BLOCKS
+        problem = f"each must be at least 1, and {MAX_BLOCKS:,} at most in all, got {list(self.blocks)}"
+        require(valid, "blocks", problem)
+        channels = self.width * 2 ** (len(self.blocks) - 1)
+        problem = f"{self.width} gives the last stage {channels:,} channels, {MAX_CHANNELS:,} at most are allowed"
+        require(channels <= MAX_CHANNELS, "width", problem)
+        valid = len(self.strides) == len(self.blocks) and min(self.strides) >= 1 and max(self.strides) <= MAX_STRIDE
+        problem = f"one from 1 to {MAX_STRIDE} for each of the {len(self.blocks)} stages, got {list(self.strides)}"
+        require(valid, "strides", problem)
         exits = self.exit_blocks
         if exits:
             rising = list(exits) == sorted(set(exits)) and exits[0] >= 1 and exits[-1] == self.num_blocks
@@ -52,7 +63,7 @@ class EarlyExitResNet:
             else self.heads or (*(grid,) * (num_exits - 1), "gap")
         )
         require(len(heads) == num_exits, "heads", f"one for each of the {num_exits} exits, got {list(heads)}")
-        return EarlyExitResNet(self.family, self.width, self.blocks, self.strides, exit_blocks, heads)
+        return replace(self, exit_blocks=exit_blocks, heads=heads)
 
     def _spread_exits(self, num_exits: int) -> tuple[int, ...]:
         """Behind the first block, behind the last, and evenly between: 1, 4, 8 for three exits in eight blocks."""

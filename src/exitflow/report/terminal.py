@@ -5,11 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from exitflow.experiments.figures import TableFigures
+    from exitflow.experiments.results import Results
 
 MAX_ROWS = 40
 
@@ -21,11 +26,47 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows[:MAX_ROWS]:
         table.add_row(*row)
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
     console.print(title, style="bold", highlight=False)
     console.print(table)
     if len(rows) > MAX_ROWS:
         console.print(f"... and {len(rows) - MAX_ROWS:,} more: see {more}")
+
+
+def print_figures(figures: TableFigures, datasets: Sequence[str]) -> None:
+    """A table of the paper: what was measured, and in brackets what the paper reports."""
+    table = figures.table
+    for dataset in (name for name in table.datasets if name in datasets):
+        rows = [
+            [row.label, *(_cell(figures, dataset, row.label, each) for each in table.settings)] for row in table.rows
+        ]
+        title = f"{table.title}, {dataset}: accuracy as served in %, seeds {_numbers(figures.seeds)}"
+        print_table(f"{title} (the paper's)", ["", *table.settings], rows)
+
+
+def _cell(figures: TableFigures, dataset: str, label: str, setting: str) -> str:
+    measured, paper = figures.accuracy(dataset, label, setting), figures.table.paper_figure(dataset, label, setting)
+    text = spread(measured.mean, measured.std) if measured else "-"
+    return f"{text} ({paper['mean']:.1f})" if paper else text
+
+
+def print_gradient_variance(results: Results, datasets: Sequence[str], seeds: Sequence[int]) -> None:
+    """The paper's Table 3."""
+    from exitflow.experiments.tables import published_gradient_variance
+
+    rows = []
+    for dataset in datasets:
+        for seed in seeds:
+            found = results.gradient_variance(dataset, seed)
+            if found:
+                rows.append([f"{dataset}, seed {seed}", *(f"{value:.2e}" for value in found["gradient_variance"])])
+        rows.append([f"{dataset}, the paper", *(f"{value:.2e}" for value in published_gradient_variance(dataset))])
+    exits = [f"exit {exit}" for exit in range(1, 4)]
+    print_table("Table 3: mean variance of the gradient's elements, before training", ["", *exits], rows)
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def percent(fraction: float | None) -> str:
@@ -44,15 +85,15 @@ def rate(requests_per_second: float) -> str:
 
 
 @contextmanager
-def progress_bar(total_rounds: int) -> Iterator[Callable[[str, float], None]]:
-    """A function to be told (what is being done, rounds done so far). Shows nothing where stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"))
+def progress_bar(total: int, *, unit: str = "rounds") -> Iterator[Callable[[str, float], None]]:
+    """A function to be told (what is being done, how many are done). Shows nothing where stderr is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     times = (TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
     console = Console(stderr=True)
     with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=total_rounds)
+        task = progress.add_task("starting", total=total)
 
-        def update(description: str, rounds: float) -> None:
-            progress.update(task, description=description, completed=rounds)
+        def update(description: str, done: float) -> None:
+            progress.update(task, description=description, completed=done)
 
         yield update

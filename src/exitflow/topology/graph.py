@@ -16,11 +16,13 @@ from itertools import pairwise
 from exitflow.config import require, require_rate
 from exitflow.errors import ConfigError, suggestion
 
+MAX_COUNT = 1_000_000  # nodes of a tier: a slip of the finger must not fill the memory
+
 
 def require_name(name: str) -> None:
     """Names become file names, so they are plain words."""
-    valid = re.fullmatch(r"\w[\w.-]*", name) is not None and len(name) <= 100
-    require(valid, "name", f"must be letters, digits, '-', '_' and '.', 100 at most, got {name!r}")
+    valid = re.fullmatch(r"\w[\w.-]*", name) is not None and len(name.encode()) <= 100
+    require(valid, "name", f"must be letters, digits, '-', '_' and '.', 100 bytes at most, got {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Tier:
     def __post_init__(self) -> None:
         require_name(self.name)
         require(self.exit >= 1, "exit", f"exits count from 1, got {self.exit}")
-        require(self.count >= 1, "count", f"must be at least 1, got {self.count}")
+        require(1 <= self.count <= MAX_COUNT, "count", f"must be from 1 to {MAX_COUNT:,}, got {self.count}")
         require_rate(self.arrival_rate, "arrival_rate")
         require_rate(self.max_transfer_rate, "max_transfer_rate")
 

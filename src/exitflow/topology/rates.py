@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.errors import ConfigError
+from exitflow.config import require
 from exitflow.topology.graph import Node, Topology
 
 FloatArray = npt.NDArray[np.float64]
@@ -59,10 +59,15 @@ class ServingPlan:
         return {"nodes": nodes, "exits": exits}
 
 
+def check_requests_arrive(topology: Topology) -> None:
+    """Refuse a system that nobody uses."""
+    arrive = any(node.arrival_rate > 0 for node in topology.nodes)
+    require(arrive, "", "no requests arrive: at least one node needs an arrival_rate above 0")
+
+
 def serving_plan(topology: Topology) -> ServingPlan:
     """The rates that `topology` will carry. O(nodes + links)."""
-    if not any(node.arrival_rate > 0 for node in topology.nodes):
-        raise ConfigError("no requests arrive: at least one node needs an arrival_rate above 0")
+    check_requests_arrive(topology)
     received = {node.name: node.arrival_rate for node in topology.nodes}
     plans: dict[str, NodeRates] = {}
     exit_serve_rate = np.zeros(topology.num_exits)

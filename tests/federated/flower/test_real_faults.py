@@ -14,8 +14,8 @@ from exitflow.experiments.assembly import Assembly
 from exitflow.federated.backends.flower import FlowerBackend
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.flower.local import LocalFederation
-from exitflow.federated.types import Missing, Task, Update
-from tests.small import image_dataset, tiny_system
+from exitflow.federated.types import Missing, Update
+from tests.small import image_dataset, task_of, tiny_system
 
 NODES = ["device-0", "device-1", "device-2", "cloud-0"]
 DEADLINE = 15.0
@@ -57,13 +57,16 @@ class Stage:
         self.trainer = self.assembly.trainer(folder / "run" / "nodes")
         self.state = self.assembly.initial_state()
         self.federation = LocalFederation(NODES, lambda header: Puppet(self.trainer, folder))
-        coverage = {exit: self.assembly.model.coverage(exit) for exit in (1, 2, 3)}
         spec = FederationSpec(deadline=DEADLINE, norm_limit=10)
-        self.backend = FlowerBackend(self.federation.courier, self.federation.stations, coverage, "run", spec=spec)
+        self.backend = FlowerBackend(
+            self.federation.courier, self.federation.stations, self.assembly.model.coverage, "run", spec=spec
+        )
         self.serial = self.assembly.trainer(folder / "serial" / "nodes")
 
     def tasks(self, round):
-        return [Task(round, node, 3 if node == "cloud-0" else 1, 1.0, 10 * round + i) for i, node in enumerate(NODES)]
+        return [
+            task_of(round, node, 3 if node == "cloud-0" else 1, 1.0, 10 * round + i) for i, node in enumerate(NODES)
+        ]
 
     def run(self, round):
         return {each.task.node: each for each in self.backend.run(self.state, self.tasks(round))}

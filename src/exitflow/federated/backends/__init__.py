@@ -81,6 +81,7 @@ def open_backend(
     every backend gives the same bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    workers = min(workers or default_workers(), len(trainer.data.indices))
     try:
         backend = BACKENDS[name](trainer, state, place or Place(workers))
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from exitflow.federated.flower.local import LocalFederation
 from exitflow.federated.flower.payload import pack, unpack
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.screening import SizeScreen, mismatch
-from exitflow.federated.types import UPDATE_FIGURES, Missing, ServerState, Task, Update
+from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, Missing, ServerState, Task, Update
 from exitflow.models.nested import Coverage
 from exitflow.tensors import Tensors, take
 
@@ -36,7 +37,7 @@ class FlowerBackend:
 
     courier: Courier
     stations: Callable[[], Mapping[str, int]]  # node -> Flower's number for it, of those that are registered
-    coverage: Mapping[int, Coverage]  # exit -> what it covers
+    coverage: Callable[..., Coverage]  # of any exits
     run_id: str
     details: Mapping[str, Any] = field(default_factory=dict)  # that every message carries
     spec: FederationSpec = field(default_factory=FederationSpec)
@@ -50,17 +51,17 @@ class FlowerBackend:
             self._screens.append(SizeScreen(self.spec.norm_limit))
         return self._screens[0](self._updates(state, tasks))
 
-    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
-        """Of each (node, exit), measured on the node: only the figure travels. NaN where a node does not answer."""
-        jobs = [_Job(node, exit, {**self._common, "kind": "variance", "exit": exit}) for node, exit in pairs]
-        return [float(reply.header.get("variance", "nan")) for reply in self._in_order(state, jobs)]
+    def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
+        """Of each (node, exit), measured on the node: only figures travel. NaN where a node does not answer."""
+        jobs = [_Job(node, (exit,), {**self._common, "kind": "gradients", "exit": exit}) for node, exit in pairs]
+        return [_gradient_figures(reply) for reply in self._in_order(state, jobs)]
 
     def close(self) -> None:
         """End what was started for it."""
         self.on_close()
 
     def _updates(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update | Missing]:
-        jobs = [_Job(task.node, task.exit, self._header(task)) for task in tasks]
+        jobs = [_Job(task.node, task.exits, self._header(task)) for task in tasks]
         for task, reply in zip(tasks, self._in_order(state, jobs), strict=True):
             yield self._update(state, task, reply)
 
@@ -78,7 +79,7 @@ class FlowerBackend:
         sent = self._header(task)
         if any(reply.header.get(key) != sent[key] for key in ("run", "task")):
             return Missing(task, "it answers another task", refused=True, wire_bytes=reply.wire_bytes)
-        covered = self.coverage[task.exit]
+        covered = self.coverage(*task.exits)
         try:
             tensors = unpack(reply.payload)
             delta, buffers = self._parts(tensors, take(state.params, covered), take(state.buffers, covered))
@@ -102,16 +103,16 @@ class FlowerBackend:
     def _in_order(self, state: ServerState, jobs: Sequence[_Job]) -> Iterator[Reply]:
         """The reply to each job, in order; for a node without one within the deadline, an error."""
         stations = self.stations()
-        packed: dict[int, bytes] = {}
+        packed: dict[tuple[int, ...], bytes] = {}
         sent: dict[str, _Job] = {}
         unknown: dict[int, Reply] = {}
         messages = []
         for index, job in enumerate(jobs):
-            if job.exit not in packed:
-                packed[job.exit] = pack(take(state.tensors, self.coverage[job.exit]))
+            if job.exits not in packed:
+                packed[job.exits] = pack(take(state.tensors, self.coverage(*job.exits)))
             if job.node in stations:
                 message = self.courier.send(
-                    stations[job.node], job.header, packed[job.exit], seconds=self.spec.deadline
+                    stations[job.node], job.header, packed[job.exits], seconds=self.spec.deadline
                 )
                 sent[message] = job
             else:
@@ -143,12 +144,12 @@ class _Job:
     """A message to be sent."""
 
     node: str
-    exit: int
+    exits: tuple[int, ...]
     header: dict[str, Any]
 
 
-def _size(job: _Job, packed: Mapping[int, bytes]) -> int:
-    return len(json.dumps(job.header)) + len(packed[job.exit])
+def _size(job: _Job, packed: Mapping[tuple[int, ...], bytes]) -> int:
+    return len(json.dumps(job.header)) + len(packed[job.exits])
 
 
 def check_figures(update: Update) -> None:
@@ -157,19 +158,19 @@ def check_figures(update: Update) -> None:
         value = getattr(update, name)
         if type(value) is not int or not 0 < value < 2**40:
             raise ValueError(f"{name} is {value!r}")
+    if len(update.losses) != len(update.task.exits) or not all(isinstance(loss, float) for loss in update.losses):
+        raise ValueError(f"losses are {update.losses!r}")
 
 
 def open_local_flower(
     trainer: LocalTrainer, spec: FederationSpec | None = None, *, status: Status | None = None
 ) -> FlowerBackend:
     """With a whole federation on this machine, which ends with the backend."""
-    model = trainer.model
     federation = LocalFederation(list(trainer.data.indices), lambda header: trainer)
-    coverage = {exit: model.coverage(exit) for exit in range(1, model.num_exits + 1)}
     return FlowerBackend(
         federation.courier,
         federation.stations,
-        coverage,
+        trainer.model.coverage,
         "local",
         spec=spec or FederationSpec(),
         status=status or (lambda text: None),
@@ -181,6 +182,14 @@ def _waiting_for(jobs: Any) -> str:
     nodes = sorted({job.node for job in jobs})
     shown = ", ".join(nodes[:3])
     return f"waiting for {shown}{f' and {len(nodes) - 3} more' if len(nodes) > 3 else ''}" if nodes else ""
+
+
+def _gradient_figures(reply: Reply) -> GradientFigures:
+    names = [item.name for item in dataclasses.fields(GradientFigures)]
+    try:
+        return GradientFigures(**{name: float(reply.header[name]) for name in names})
+    except (KeyError, TypeError, ValueError):
+        return GradientFigures(**dict.fromkeys(names, math.nan))
 
 
 def _from_json(value: Any) -> Any:

@@ -9,6 +9,7 @@ backend. Memory is anonymous and pipes close with their owner: whoever is killed
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import mmap
 import multiprocessing as mp
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import ServerState, Task, Update
+from exitflow.federated.types import GradientFigures, ServerState, Task, Update, task_from_json
 from exitflow.tensors import Layout, copy_into, take
 
 SPARE_SLOTS = (
@@ -52,14 +53,14 @@ class ProcessesBackend:
         self._shared.broadcast(state)
         jobs = [{"kind": "train", "task": dataclasses.asdict(task)} for task in tasks]
         for task, (slot, reply) in zip(tasks, self._in_order(jobs), strict=True):
-            delta, buffers = self._shared.update(task.exit, slot)
-            yield Update(task, delta, buffers, reply["num_samples"], reply["num_steps"], reply["loss"])
+            delta, buffers = self._shared.update(task, slot)
+            yield Update(task, delta, buffers, reply["num_samples"], reply["num_steps"], tuple(reply["losses"]))
 
-    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
+    def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
         """Of each (node, exit)."""
         self._shared.broadcast(state)
-        jobs = [{"kind": "variance", "node": node, "exit": exit} for node, exit in pairs]
-        return [reply["variance"] for _, reply in self._in_order(jobs)]
+        jobs = [{"kind": "gradients", "node": node, "exit": exit} for node, exit in pairs]
+        return [GradientFigures(**reply) for _, reply in self._in_order(jobs)]
 
     def close(self) -> None:
         """End the workers."""
@@ -122,10 +123,10 @@ class _Worker:
 
 
 def _describe(job: Mapping[str, Any]) -> str:
-    if job["kind"] == "variance":
+    if job["kind"] == "gradients":
         return f"the gradients of node {job['node']!r}, exit {job['exit']}"
     task = job["task"]
-    return f"round {task['round']}, node {task['node']!r}, exit {task['exit']}"
+    return f"round {task['round']}, node {task['node']!r}, exit {task['exits'][-1]}"
 
 
 class _SharedTensors:
@@ -134,9 +135,8 @@ class _SharedTensors:
     def __init__(self, trainer: LocalTrainer, state: ServerState, num_slots: int) -> None:
         self.num_slots = num_slots
         self._model = Layout.of(state.tensors)
-        self._coverage = {exit: trainer.model.coverage(exit) for exit in range(1, trainer.model.num_exits + 1)}
-        self._updates = {exit: Layout.of(take(state.tensors, covered)) for exit, covered in self._coverage.items()}
-        slot_bytes = max(layout.num_bytes for layout in self._updates.values())
+        self._coverage = functools.cache(trainer.model.coverage)
+        slot_bytes = self._model.num_bytes
         memory = mmap.mmap(-1, self._model.num_bytes + num_slots * slot_bytes)
         everything = torch.frombuffer(memory, dtype=torch.uint8)
         views = self._model.views(everything)
@@ -149,9 +149,10 @@ class _SharedTensors:
         """Show the workers a new global model."""
         copy_into(self.state.tensors, state.tensors)
 
-    def update(self, exit: int, slot: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(delta, buffers) of an update of that exit in that slot."""
-        views = self._updates[exit].views(self._slots[slot])
+    def update(self, task: Task, slot: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(delta, buffers) of an update of that task in that slot."""
+        covered = take(self.state.tensors, self._coverage(*task.exits))
+        views = Layout.of(covered).views(self._slots[slot])
         delta = {name: view for name, view in views.items() if name in self.state.params}
         return delta, {name: view for name, view in views.items() if name in self.state.buffers}
 
@@ -179,10 +180,10 @@ def _work(trainer: LocalTrainer, shared: _SharedTensors, connection: Connection,
 
 
 def _do(trainer: LocalTrainer, shared: _SharedTensors, job: Mapping[str, Any]) -> dict[str, Any]:
-    if job["kind"] == "variance":
-        return {"variance": trainer.gradient_variance(shared.state, job["node"], job["exit"])}
-    update = trainer.train(shared.state, Task(**job["task"]))
-    delta, buffers = shared.update(update.task.exit, job["slot"])
+    if job["kind"] == "gradients":
+        return dataclasses.asdict(trainer.measure_gradients(shared.state, job["node"], job["exit"]))
+    update = trainer.train(shared.state, task_from_json(job["task"]))
+    delta, buffers = shared.update(update.task, job["slot"])
     copy_into(delta, update.delta)
     copy_into(buffers, update.buffers)
-    return {"num_samples": update.num_samples, "num_steps": update.num_steps, "loss": update.loss}
+    return {"num_samples": update.num_samples, "num_steps": update.num_steps, "losses": update.losses}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from exitflow.errors import ConfigError, TrainingError
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import ServerState, Task, Update
+from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, ServerState, Task, Update
 from exitflow.tensors import Tensors
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -49,13 +49,13 @@ class RayBackend:
         shared = ray.put((_arrays(state.params), _arrays(state.buffers)))
         jobs = [(task.node, "train", (shared, task)) for task in tasks]
         for task, reply in zip(tasks, self._in_order(jobs), strict=True):
-            delta, buffers, *figures = reply
-            yield Update(task, _tensors(delta), _tensors(buffers), *figures)
+            delta, buffers, figures = reply
+            yield Update(task, _tensors(delta), _tensors(buffers), **figures)
 
-    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
+    def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
         """Of each (node, exit)."""
         shared = ray.put((_arrays(state.params), _arrays(state.buffers)))
-        return list(self._in_order([(node, "variance", (shared, node, exit)) for node, exit in pairs]))
+        return list(self._in_order([(node, "gradients", (shared, node, exit)) for node, exit in pairs]))
 
     def close(self) -> None:
         """End the actors, and the connection if it was ours."""
@@ -118,13 +118,13 @@ class _Actor:
         torch.set_num_threads(1)
         self._trainer = trainer
 
-    def train(self, shared: tuple[Arrays, Arrays], task: Task) -> tuple[Any, ...]:
+    def train(self, shared: tuple[Arrays, Arrays], task: Task) -> tuple[Arrays, Arrays, dict[str, Any]]:
         update = self._trainer.train(_state(shared), task)
-        figures = (update.num_samples, update.num_steps, update.loss)
-        return (_arrays(update.delta), _arrays(update.buffers), *figures)
+        figures = {name: getattr(update, name) for name in UPDATE_FIGURES}
+        return _arrays(update.delta), _arrays(update.buffers), figures
 
-    def variance(self, shared: tuple[Arrays, Arrays], node: str, exit: int) -> float:
-        return self._trainer.gradient_variance(_state(shared), node, exit)
+    def gradients(self, shared: tuple[Arrays, Arrays], node: str, exit: int) -> GradientFigures:
+        return self._trainer.measure_gradients(_state(shared), node, exit)
 
 
 def _state(shared: tuple[Arrays, Arrays]) -> ServerState:

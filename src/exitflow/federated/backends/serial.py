@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import ServerState, Task, Update
+from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 
 
 class SerialBackend:
@@ -18,9 +18,9 @@ class SerialBackend:
         """Train each task when its update is asked for."""
         return (self._trainer.train(state, task) for task in tasks)
 
-    def gradient_variances(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[float]:
+    def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
         """Of each (node, exit)."""
-        return [self._trainer.gradient_variance(state, node, exit) for node, exit in pairs]
+        return [self._trainer.measure_gradients(state, node, exit) for node, exit in pairs]
 
     def close(self) -> None:
         """Nothing was started."""

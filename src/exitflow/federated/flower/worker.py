@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from exitflow.errors import ExitflowError
 from exitflow.federated.flower.frames import Header, receive_frame, send_frame
 from exitflow.federated.flower.payload import pack, unpack
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import UPDATE_FIGURES, ServerState, Task
+from exitflow.federated.types import UPDATE_FIGURES, ServerState, task_from_json
 from exitflow.tensors import copy_into, take
 
 
@@ -31,8 +32,8 @@ class Worker:
             kind = header["kind"]
             if kind == "train":
                 return self._train(header, payload)
-            if kind == "variance":
-                return self._variance(header, payload)
+            if kind == "gradients":
+                return self._gradients(header, payload)
             if kind == "hello":
                 return {"num_samples": len(self._trainer_of(header).data.indices[self._node])}, b""
             return {"error": f"there is no message of kind {kind!r}"}, b""
@@ -42,27 +43,27 @@ class Worker:
             return {"error": f"{type(error).__name__}: {error}"}, b""
 
     def _train(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
-        trainer, task = self._trainer_of(header), Task(**header["task"])
+        trainer, task = self._trainer_of(header), task_from_json(header["task"])
         if task.node != self._node:
             return {"error": f"the task is for node {task.node!r}, this is {self._node!r}"}, b""
-        update = trainer.train(_received(trainer, task.exit, payload), task)
+        update = trainer.train(_received(trainer, task.exits, payload), task)
         figures = {name: getattr(update, name) for name in UPDATE_FIGURES}
         delta = trainer.compression.encoded(update.delta) if trainer.compression else update.delta
         return {**figures, "run": header["run"], "task": header["task"]}, pack({**delta, **update.buffers})
 
-    def _variance(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
+    def _gradients(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         trainer, exit = self._trainer_of(header), header["exit"]
-        state = _received(trainer, exit, payload)
-        return {"variance": trainer.gradient_variance(state, self._node, exit)}, b""
+        figures = trainer.measure_gradients(_received(trainer, (exit,), payload), self._node, exit)
+        return dataclasses.asdict(figures), b""
 
 
-def _received(trainer: LocalTrainer, exit: int, payload: bytes) -> ServerState:
-    """The model as the server sent it: what the exit covers, in a frame of the whole that holds nothing else."""
+def _received(trainer: LocalTrainer, exits: Sequence[int], payload: bytes) -> ServerState:
+    """The model as the server sent it: what the exits cover, in a frame of the whole that holds nothing else."""
     model = trainer.model
     params = {name: torch.empty_like(param) for name, param in model.named_parameters()}
     buffers = {name: torch.empty_like(buffer) for name, buffer in model.named_buffers()}
     state = ServerState(0, params, buffers)
-    copy_into(take(state.tensors, model.coverage(exit)), unpack(payload))
+    copy_into(take(state.tensors, model.coverage(*exits)), unpack(payload))
     return state
 
 

@@ -1,0 +1,87 @@
+"""Why one weighting and not another: what the weights of each cost by Theorem 1, for one system and its data."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exitflow.data.dataset import Dataset
+from exitflow.experiments.assembly import Assembly, dataset_of
+from exitflow.experiments.system import System
+from exitflow.federated.backends import open_backend
+from exitflow.federated.measuring import measure_gradients
+from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
+from exitflow.theory.bound import BoundInputs, error_bound
+from exitflow.theory.costs import ErrorTerms, WeightCosts, calibrated_costs, fixed_error
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The weights of every weighting in the last round, and what they cost."""
+
+    system: str
+    weights: dict[str, tuple[float, ...]]
+    terms: dict[str, ErrorTerms]  # calibrated: no error above the loss that can be lost
+    costs: WeightCosts
+    inputs: BoundInputs  # the theorem's constants, measured or estimated
+
+    @property
+    def cheapest(self) -> str:
+        """The weighting with the lowest total, among equals the simplest."""
+        least = min(terms.total for terms in self.terms.values())
+        return next(name for name, terms in self.terms.items() if terms.total <= least * (1 + 1e-9))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        inputs = self.inputs
+        names = ("loss_bound", "smoothness", "strong_convexity", "condition", "squared_gradient_bound")
+        more = ("heterogeneity", "squared_distance", "num_rounds", "num_steps")
+        return {
+            "system": self.system,
+            "serve_share": inputs.serve_share.tolist(),
+            "exit_samples": inputs.exit_samples.tolist(),
+            "num_parameters": inputs.pseudo_dimension.tolist(),
+            "constants": {name: getattr(inputs, name) for name in (*names, *more)},
+            "fixed_error": fixed_error(inputs),
+            "weightings": {name: self._weighting_json(name) for name in self.weights},
+        }
+
+    def _weighting_json(self, name: str) -> dict[str, Any]:
+        weights = self.weights[name]
+        return {
+            "weights": list(weights),
+            "terms": self.terms[name].to_json(),
+            "bound": error_bound(self.inputs, np.array(weights)).to_json(),
+        }
+
+
+def explain(
+    system: System, *, backend: str = "serial", workers: int | None = None, dataset: Dataset | None = None
+) -> Explanation:
+    """Measure the gradients of `system` at its initial model, and set all weightings side by side."""
+    assembly = Assembly(system, dataset or dataset_of(system))
+    profile = _measured(assembly, backend, workers)
+    assert profile.bound is not None
+    costs = calibrated_costs(profile.bound)
+    weights = {name: weighting(profile, system.training.rounds) for name, weighting in WEIGHTINGS.items()}
+    return Explanation(
+        system.name,
+        {name: tuple(each.tolist()) for name, each in weights.items()},
+        {name: costs.terms(each) for name, each in weights.items()},
+        costs,
+        profile.bound,
+    )
+
+
+def _measured(assembly: Assembly, backend_name: str, workers: int | None) -> ExitProfile:
+    nodes = [node.name for node in assembly.system.topology.nodes]
+    state, probabilities = assembly.initial_state(), assembly.profile.probabilities
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = assembly.trainer(Path(folder))
+        with open_backend(backend_name, trainer, state, workers=workers) as backend:
+            table = measure_gradients(nodes, probabilities, state, backend)
+    return assembly.measured_profile(table)

@@ -1,0 +1,65 @@
+"""The figures of a table, from results on disk."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from exitflow.experiments.results import Result, Results
+from exitflow.experiments.tables import Cell, Table
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; no deviation for a single seed."""
+
+    mean: float
+    std: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class TableFigures:
+    """A table as far as its trainings have results."""
+
+    table: Table
+    results: Results
+    seeds: tuple[int, ...]
+
+    def found(self, cell: Cell) -> list[Result]:
+        """The results that a cell rests on, one for each seed that has one."""
+        results = (self.results.get(cell.training_name(seed)) for seed in self.seeds)
+        return [result for result in results if result is not None]
+
+    def accuracy(self, dataset: str, label: str, setting: str) -> Spread | None:
+        """As served; None before the first result."""
+        found = self.found(self.cell(dataset, label, setting))
+        return Spread.of([result.accuracy(setting) for result in found]) if found else None
+
+    def cell(self, dataset: str, label: str, setting: str) -> Cell:
+        """By its place."""
+        return Cell(dataset, self.table.num_nodes, self.table.partition, self.table.row(label), setting)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, beside what the paper reports; accuracies as fractions, the paper's in %."""
+        cells = []
+        for cell in self.table.cells():
+            place = (cell.dataset, cell.row.label, cell.setting)
+            measured = self.accuracy(*place)
+            cells.append(
+                {
+                    "dataset": cell.dataset,
+                    "training": cell.row.label,
+                    "setting": cell.setting,
+                    "accuracy": asdict(measured) if measured else None,
+                    "seeds": len(self.found(cell)),
+                    "paper": self.table.paper_figure(*place),
+                }
+            )
+        return {"table": self.table.name, "title": self.table.title, "seeds": list(self.seeds), "cells": cells}

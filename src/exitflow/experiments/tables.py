@@ -1,0 +1,232 @@
+"""The paper's tables as functions that return systems: every cell is a training and a serving setting.
+
+`Equal Weight` and `FLOPS Prop` do not depend on the serving rates, so one model answers for a whole row: cells name
+the training that they need, and the distinct ones are few.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from exitflow.errors import ConfigError, suggestion
+from exitflow.experiments.system import System, load_system
+from exitflow.topology.settings import PAPER_SETTINGS
+
+Scale = Literal["small", "paper"]
+DATASETS = ("cifar10", "cifar100")
+SEEDS = (9, 42, 67)
+NEUTRAL_SETTING = "33-33-33"  # under which weightings that ignore the serving rates are trained
+IGNORE_SERVING_RATES = ("equal-weight", "flops-prop")
+
+# `small` is what two cores can carry; docs/results.md says why it is so. `paper` is the paper's own set-up.
+_SCALES: dict[str, tuple[str, ...]] = {
+    "paper": (),
+    "small": (
+        "model.width=8",
+        "model.stem_stride=2",
+        "model.strides=[1,2,2,1]",
+        "training.rounds=100",
+        "training.local_steps=20",
+        "training.batch_size=64",
+        "training.momentum_between_rounds=keep",
+    ),
+}
+SCALES = tuple(_SCALES)
+
+_OUR_HEADS = 'model.heads=["grid","grid","gap"]'
+_OUR_STEP = "training.server_step=coverage"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to train."""
+
+    label: str
+    weighting: str
+    overrides: tuple[str, ...] = ()
+
+
+_PAPER_ROWS = tuple(Row(name, name) for name in ("equal-weight", "flops-prop", "serving-rate", "balanced-adj"))
+
+
+def _with(suffix: str, *overrides: str) -> tuple[Row, ...]:
+    return tuple(Row(f"{row.label} + {suffix}", row.weighting, overrides) for row in _PAPER_ROWS)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of trainings, columns of serving settings."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    settings: tuple[str, ...] = PAPER_SETTINGS
+    datasets: tuple[str, ...] = DATASETS
+    num_nodes: int = 7
+    partition: str = "equal"
+    published: str = ""  # its key in published.json
+
+    def row(self, label: str) -> Row:
+        """The row of that label."""
+        return next(row for row in self.rows if row.label == label)
+
+    def cells(self, datasets: Sequence[str] = DATASETS) -> Iterator[Cell]:
+        """Those on these data sets."""
+        for dataset in (name for name in self.datasets if name in datasets):
+            for row in self.rows:
+                for setting in self.settings:
+                    yield Cell(dataset, self.num_nodes, self.partition, row, setting)
+
+    def paper_figure(self, dataset: str, label: str, setting: str) -> Mapping[str, float] | None:
+        """Mean and standard deviation that the paper reports, in %; None where it reports nothing."""
+        table = published().get(self.published, {})
+        figure: Mapping[str, float] | None = table.get(dataset, {}).get(label, {}).get(setting)
+        return figure
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of a table: a model trained one way, served at one setting."""
+
+    dataset: str
+    num_nodes: int
+    partition: str
+    row: Row
+    setting: str
+
+    @property
+    def trained_for(self) -> str:
+        """The setting that the training knows of."""
+        return NEUTRAL_SETTING if self.row.weighting in IGNORE_SERVING_RATES else self.setting
+
+    def training_name(self, seed: int) -> str:
+        """The same for cells that share a model."""
+        label = self.row.label
+        if label == "serving-rate" and self.trained_for == NEUTRAL_SETTING:
+            label = "equal-weight"  # the same weights
+        parts = (self.dataset, f"{self.num_nodes}-nodes", self.partition, label, self.trained_for)
+        plain = "_".join(parts).replace(" + ", "+").replace(" ", "-")
+        return f"{plain}_seed-{seed}"
+
+    def system(self, seed: int, scale: Scale) -> System:
+        """What has to be trained."""
+        preset = f"paper-{self.num_nodes}-{self.dataset}:{self.trained_for}"
+        own = [f"data.partition={self.partition}", f"training.weighting={self.row.weighting}", f"training.seed={seed}"]
+        return load_system(preset, [*_SCALES[scale], *own, *self.row.overrides])
+
+
+def system_for_variance(dataset: str, seed: int, scale: Scale) -> System:
+    """The system whose gradients Table 3 is about."""
+    return load_system(f"paper-7-{dataset}:{NEUTRAL_SETTING}", [*_SCALES[scale], f"training.seed={seed}"])
+
+
+_HELPED = Row("serving-rate p=0.2", "serving-rate", ("training.help_probability=0.2",))
+_BIASED_ROWS = (_PAPER_ROWS[0], _PAPER_ROWS[2], _HELPED)
+_HIGHLY_BIASED = "table6-highly-biased-partition"
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        Table("table1", "Table 1: equal partition", _PAPER_ROWS, published="table1-equal-partition"),
+        Table(
+            "table2",
+            "Table 2: highly biased partition, devices serve most",
+            _BIASED_ROWS,
+            settings=("80-15-5",),
+            partition="highly-biased",
+            published=_HIGHLY_BIASED,
+        ),
+        Table(
+            "table4",
+            "Table 4: 17 nodes",
+            _PAPER_ROWS,
+            settings=("60-30-10", "10-30-60"),
+            datasets=("cifar10",),
+            num_nodes=17,
+            published="table4-17-nodes",
+        ),
+        Table(
+            "table5",
+            "Table 5: biased partition",
+            _PAPER_ROWS,
+            partition="biased",
+            published="table5-biased-partition",
+        ),
+        Table(
+            "table6",
+            "Table 6: highly biased partition",
+            _BIASED_ROWS,
+            settings=("80-15-5", "60-30-10", "45-35-20"),
+            partition="highly-biased",
+            published=_HIGHLY_BIASED,
+        ),
+        Table(
+            "ours",
+            "Beyond the paper: auto, and the paper's weightings with our heads and server step",
+            (
+                Row("auto", "auto", (_OUR_HEADS, _OUR_STEP)),
+                *_with("grid + coverage", _OUR_HEADS, _OUR_STEP),
+            ),
+        ),
+        Table(
+            "parts",
+            "Beyond the paper: what each part gives",
+            (
+                *_with("grid", _OUR_HEADS),
+                *_with("coverage", _OUR_STEP),
+                Row("bound-min", "bound-min", (_OUR_HEADS, _OUR_STEP)),
+                Row("adaptive", "adaptive", (_OUR_HEADS, _OUR_STEP)),
+            ),
+            settings=("80-15-5", "33-33-33", "5-15-80"),
+        ),
+    )
+}
+GRADIENT_VARIANCE = "gradient-variance"  # the paper's Table 3, which needs no training
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The figures of the paper's result tables."""
+    text = resources.files("exitflow.experiments").joinpath("published.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def published_gradient_variance(dataset: str) -> list[float]:
+    """The paper's Table 3."""
+    return list(published()["table3-gradient-variance"][dataset])
+
+
+def find_table(name: str) -> Table:
+    """By name."""
+    if name not in TABLES:
+        raise ConfigError(f"there is no table {name!r}{suggestion(name, [*TABLES, GRADIENT_VARIANCE])}", key="TABLE")
+    return TABLES[name]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A distinct training, and what it is for."""
+
+    name: str
+    system: System
+    cells: list[Cell] = field(default_factory=list)
+
+
+def distinct_trainings(
+    tables: Sequence[Table], seeds: Sequence[int], scale: Scale, datasets: Sequence[str] = DATASETS
+) -> list[Job]:
+    """What has to be trained for all cells: seed by seed, so that a whole picture is there early."""
+    jobs: dict[str, Job] = {}
+    for seed in seeds:
+        for table in tables:
+            for cell in table.cells(datasets):
+                name = cell.training_name(seed)
+                if name not in jobs:
+                    jobs[name] = Job(name, cell.system(seed, scale))
+                jobs[name].cells.append(cell)
+    return list(jobs.values())

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from exitflow.experiments.explanation import explain
+from exitflow.experiments.training import train
+from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.theory.bound import error_bound
+from tests.small import image_dataset, tiny_system
+
+DATA = image_dataset(96)
+
+
+@pytest.fixture(scope="module")
+def explanation():
+    return explain(tiny_system("training.help_probability=0.2"), dataset=DATA)
+
+
+def test_every_weighting_has_its_weights_and_their_cost(explanation):
+    assert set(explanation.weights) == set(explanation.terms) == set(WEIGHTINGS)
+    for name, weights in explanation.weights.items():
+        assert sum(weights) == pytest.approx(1)
+        assert explanation.terms[name] == explanation.costs.terms(np.array(weights))
+    assert explanation.terms["serving-rate"].bias == 0
+    assert explanation.terms["equal-weight"].bias > 0
+
+
+def test_bound_min_costs_least(explanation):
+    totals = {name: terms.total for name, terms in explanation.terms.items()}
+    assert totals["bound-min"] == min(totals.values())
+    assert explanation.terms[explanation.cheapest].total == pytest.approx(totals["bound-min"])
+
+
+def test_among_equals_the_simplest_is_named():
+    """With every node in every round and many rounds, bound-min is serving-rate."""
+    found = explain(tiny_system("training.rounds=100000"), dataset=DATA)
+    assert found.weights["bound-min"] == pytest.approx(found.weights["serving-rate"])
+    assert found.cheapest == "serving-rate"
+
+
+@pytest.mark.parametrize("weighting", ["balanced-adj", "bound-min"])
+def test_the_weights_are_those_of_a_training(explanation, tmp_path, weighting):
+    system = tiny_system("training.help_probability=0.2", f"training.weighting={weighting}")
+    run = train(system, tmp_path / "run", dataset=DATA)
+    assert run.records[-1]["exit_weights"] == list(explanation.weights[weighting])
+
+
+def test_all_backends_explain_alike(explanation):
+    system = tiny_system("training.help_probability=0.2")
+    assert explain(system, dataset=DATA, backend="processes", workers=2).to_json() == explanation.to_json()
+
+
+def test_json_has_the_theorems_own_bound_too(explanation):
+    found = explanation.to_json()
+    bound = error_bound(explanation.inputs, np.array(explanation.weights["equal-weight"]))
+    assert found["weightings"]["equal-weight"]["bound"]["total"] == bound.total
+    assert found["constants"]["condition"] >= 1
+    assert found["constants"]["num_rounds"] == 3

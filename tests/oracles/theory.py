@@ -1,0 +1,97 @@
+"""Theorem 1 and its appendix, read from the paper line by line: loops over nodes and exits, nothing shared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class Given:
+    """The symbols of the theorem; i counts nodes and e exits from 0. sigma2[i][e], p[i][e], G[i][e]."""
+
+    Lambda: Sequence[float]
+    S: Sequence[float]
+    p: Sequence[Sequence[float]]
+    Pdim: Sequence[float]
+    sigma2: Sequence[Sequence[float]]
+    G: Sequence[Sequence[float]]
+    M: float
+    L: float
+    mu: float
+    Gamma: float
+    distance2: float
+    T: int
+    J: int
+    eta_s: float
+    C: float
+
+
+def _s_ep(given: Given, e: int) -> float:
+    total = 0.0
+    for i in range(len(given.S)):
+        if given.p[i][e] > 0:
+            total += given.S[i]
+    return total
+
+
+def _alpha(given: Given, weights: Sequence[float], i: int, e: int) -> float:
+    return given.eta_s * weights[e] * given.S[i] / _s_ep(given, e)
+
+
+def generalisation(given: Given, weights: Sequence[float]) -> float:
+    total = 0.0
+    for e in range(len(weights)):
+        total += weights[e] * given.M * given.C * math.sqrt(given.Pdim[e] / _s_ep(given, e))
+    return total
+
+
+def bias(given: Given, weights: Sequence[float]) -> float:
+    tv = 0.0
+    for e in range(len(weights)):
+        tv += abs(weights[e] - given.Lambda[e]) / 2
+    return 2 * given.M * tv
+
+
+def noise(given: Given, weights: Sequence[float]) -> float:
+    total = 0.0
+    for i in range(len(given.S)):
+        for e in range(len(weights)):
+            if given.p[i][e] > 0:
+                total += _alpha(given, weights, i, e) ** 2 * given.sigma2[i][e]
+    return total
+
+
+def heterogeneity(given: Given) -> float:
+    return 6 * given.L * given.Gamma
+
+
+def drift(given: Given) -> float:
+    g_squared = 0.0
+    for i in range(len(given.S)):
+        for e in range(len(given.Lambda)):
+            if given.p[i][e] > 0:
+                g_squared = max(g_squared, given.G[i][e])
+    return 8 * (given.J - 1) ** 2 * g_squared
+
+
+def sampling(given: Given, weights: Sequence[float]) -> float:
+    total = 0.0
+    for i in range(len(given.S)):
+        for e in range(len(weights)):
+            if given.p[i][e] > 0:
+                p = given.p[i][e]
+                total += _alpha(given, weights, i, e) ** 2 * (1 - p) / p * given.G[i][e]
+    return 4 * given.J**2 * total
+
+
+def optimisation(given: Given, weights: Sequence[float]) -> float:
+    kappa = given.L / given.mu
+    gamma = max(8 * kappa, given.J) - 1
+    b = noise(given, weights) + heterogeneity(given) + drift(given) + sampling(given, weights)
+    return kappa / (gamma + given.J * given.T) * (2 * b / given.mu + given.mu * (gamma + 1) / 2 * given.distance2)
+
+
+def total(given: Given, weights: Sequence[float]) -> float:
+    return 2 * generalisation(given, weights) + 2 * bias(given, weights) + optimisation(given, weights)

@@ -1,0 +1,28 @@
+import errno
+import os
+
+import pytest
+
+from exitflow.files import write_atomically
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_atomically(path, b"new")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,115 @@
+"""The terms of Theorem 1 against the paper's lines, and the weights that are best for each of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exitflow.theory.bound import (
+    error_bound,
+    gradient_bounds,
+    inverse_shares,
+    least_bias,
+    least_generalisation,
+    least_noise,
+    least_optimisation,
+    noise_parts,
+    optimisation_error,
+    total_variation,
+)
+from tests.oracles import theory
+from tests.theory.cases import inputs_and_weights, literal, paper_inputs
+
+near = pytest.approx
+
+
+@given(inputs_and_weights())
+def test_every_term_is_that_of_the_paper(case):
+    inputs, weights = case
+    found, paper = error_bound(inputs, weights), literal(inputs)
+    assert found.generalisation == near(theory.generalisation(paper, weights), rel=1e-12)
+    assert found.bias == near(theory.bias(paper, weights), rel=1e-9, abs=1e-12)
+    assert found.parts.noise == near(theory.noise(paper, weights), rel=1e-12)
+    assert found.parts.heterogeneity == near(theory.heterogeneity(paper), rel=1e-12)
+    assert found.parts.drift == near(theory.drift(paper), rel=1e-12)
+    assert found.parts.sampling == near(theory.sampling(paper, weights), rel=1e-12, abs=1e-12)
+    assert found.optimisation == near(theory.optimisation(paper, weights), rel=1e-12)
+    assert found.total == near(theory.total(paper, weights), rel=1e-12)
+
+
+def test_the_terms_by_hand():
+    """One node, two exits it always trains: alpha = (3/4, 1/4); kappa 2, gamma 15, J T = 5, so the decay is 1/10."""
+    inputs = paper_inputs(
+        serve_share=np.array([0.25, 0.75]),
+        samples=np.array([100.0]),
+        probabilities=np.array([[1.0, 0.5]]),
+        pseudo_dimension=np.array([1.0, 4.0]),
+        gradient_variance=np.array([[16.0, 32.0]]),
+        gradient_bound=np.array([[20.0, 40.0]]),
+        loss_bound=10.0,
+        smoothness=2.0,
+        strong_convexity=1.0,
+        heterogeneity=3.0,
+        squared_distance=6.0,
+        num_rounds=1,
+        num_steps=5,
+        uniform_constant=1.0,
+    )
+    found = error_bound(inputs, np.array([0.75, 0.25]))
+    assert found.generalisation == near(10 * (0.75 * 0.1 + 0.25 * 0.2))
+    assert found.bias == near(2 * 10 * 0.5)
+    assert found.parts.noise == near(9 + 2)
+    assert found.parts.heterogeneity == near(36)
+    assert found.parts.drift == near(8 * 16 * 40)  # G^2 = max G_{i,e}, not its square
+    assert found.parts.sampling == near(4 * 25 * (1 / 16) * 1 * 40)
+    assert found.optimisation == near(0.1 * (2 * found.parts.total + 8 * 6))
+
+
+def test_the_optimisation_error_falls_as_one_over_the_steps():
+    weights = np.full(3, 1 / 3)
+    few, many = (optimisation_error(paper_inputs(num_rounds=rounds), weights) for rounds in (10**4, 10**6))
+    assert few / many == near(100, rel=0.01)
+
+
+def test_a_gradients_second_moment_is_bounded_by_its_variance_and_the_diameter():
+    assert gradient_bounds(np.array([[1.0, 2.0]]), 3.0, 2.0).tolist() == [[37.0, 38.0]]
+
+
+def test_total_variation():
+    assert total_variation(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == 1.0
+    assert total_variation(np.array([0.5, 0.5]), np.array([0.8, 0.2])) == near(0.3)
+
+
+OPTIMA = {
+    "generalisation": (least_generalisation, lambda inputs, weights: error_bound(inputs, weights).generalisation),
+    "bias": (least_bias, lambda inputs, weights: error_bound(inputs, weights).bias),
+    "optimisation": (least_optimisation, optimisation_error),
+    "noise": (least_noise, lambda inputs, weights: noise_parts(inputs, weights).noise),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMA)
+@given(inputs_and_weights())
+def test_no_weights_are_better_for_an_error_than_its_own(name, case):
+    optimum, error = OPTIMA[name]
+    inputs, others = case
+    best = optimum(inputs)
+    assert best.sum() == near(1)
+    assert (best >= 0).all()
+    assert error(inputs, best) <= error(inputs, others) * (1 + 1e-9) + 1e-12
+
+
+def test_the_optima_by_hand():
+    inputs = paper_inputs(probabilities=np.array([[1.0, 0, 0]] * 4 + [[0, 1.0, 0]] * 2 + [[0, 0, 1.0]]))
+    assert least_generalisation(inputs).tolist() == [1, 0, 0]  # the fewest parameters for equal samples
+    assert least_bias(inputs).tolist() == near([0.8, 0.15, 0.05])
+    inverse = np.array([4 / 0.2, 2 / 0.5, 1 / 3.0])  # sum_i (|S_i| / |S_e|)^2 is 1/4, 1/2, 1
+    assert least_noise(inputs).tolist() == near((inverse / inverse.sum()).tolist())
+    assert least_optimisation(inputs).tolist() == near((inverse / inverse.sum()).tolist())  # nobody is ever absent
+
+
+@given(st.lists(st.floats(0, 10), min_size=2, max_size=4))
+def test_exits_that_cost_nothing_share_all_the_weight(costs):
+    weights = inverse_shares(np.array([0.0, *costs]))
+    free = np.array([0.0, *costs]) == 0
+    assert weights.tolist() == near((free / free.sum()).tolist())
