@@ -524,7 +524,8 @@ def init(system: str, out: str, superlink: str, overrides: tuple[str, ...]) -> N
 @federation.command()
 @click.argument("folder")
 @click.option("--host", metavar="ADDRESS", help="Listen here; at the host that `init` was told if not given.")
-def server(folder: str, host: str | None) -> None:
+@click.option("--flwr-run", is_flag=True, help="Run here what `flwr run` submits, instead of `exitflow train`.")
+def server(folder: str, host: str | None, flwr_run: bool) -> None:
     """The meeting point: run Flower's SuperLink from FOLDER, until it is ended.
 
     \b
@@ -535,7 +536,8 @@ def server(folder: str, host: str | None) -> None:
     from exitflow.experiments.federation import read_address, run_server, server_folder
 
     found = server_folder(folder)
-    run_server(found, host=host, ready=lambda: click.echo(f"The federation meets at {read_address(found)}."))
+    ready = f"The federation meets at {read_address(found)}."
+    run_server(found, host=host, flwr_run=flwr_run, ready=lambda: click.echo(ready))
 
 
 _node_data = click.option(

@@ -170,8 +170,11 @@ def working_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def running_server(folder: Path, *, host: str | None = None) -> Iterator[Programs]:
-    """The SuperLink, with the keys of all nodes registered; its database survives it."""
+def running_server(folder: Path, *, host: str | None = None, flwr_run: bool = False) -> Iterator[Programs]:
+    """The SuperLink, with the keys of all nodes registered; its database survives it.
+
+    With `flwr_run` there is a SuperExec beside it, which runs what `flwr run` submits.
+    """
     address = read_address(folder)
     port = int(address.rpartition(":")[2])
     listen = host or address.rpartition(":")[0].strip("[]")
@@ -189,17 +192,20 @@ def running_server(folder: Path, *, host: str | None = None) -> Iterator[Program
                 for node in keys
             ]
             programs.flwr(register, tolerate="already")
+            if flwr_run:
+                command = commands.superexec(folder.resolve(), f"{reachable}:{port}", os.getpid())
+                programs.start("superexec", command)
             yield programs
         finally:
             programs.stop()
 
 
-def run_server(folder: Path, *, host: str | None, ready: Callable[[], None]) -> None:
+def run_server(folder: Path, *, host: str | None, flwr_run: bool, ready: Callable[[], None]) -> None:
     """The meeting point, until told to end."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    with running_server(folder, host=host) as programs:
+    with running_server(folder, host=host, flwr_run=flwr_run) as programs:
         ready()
         while not ended.wait(1):
             programs.check()

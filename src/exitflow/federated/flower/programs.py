@@ -52,11 +52,13 @@ class Program:
         self._connection.close()
 
     def last_words(self) -> str:
-        """The last error in its log, or else the last line."""
+        """The errors at the end of its log, or else the last line."""
         text = re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_text(errors="replace"))
-        errors = re.findall(r"ERROR\s*:(.*(?:\n.+){0,2})", text)
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return " ".join((errors or lines or ["it said nothing"])[-1].split())
+        entries = re.findall(r"^(\w+)\s*: +(.*(?:\n(?!\w+\s*: ).+)*)", text, flags=re.MULTILINE)
+        errors = [re.sub(r"^Exit Code: \d+\s*", "", words) for level, words in entries if level == "ERROR"]
+        lines = [line for line in text.splitlines() if line.strip()]
+        said = " ".join(filter(None, errors)) or (lines or ["it said nothing"])[-1]
+        return " ".join(said.split())[:500]
 
 
 class Programs:
