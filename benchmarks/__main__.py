@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import planning, scale, training
+from benchmarks import flower_simulation, planning, scale, training
 
 BENCHMARKS = {
     "planning": planning.main,
     "training-resnet": training.resnet,
     "training-digits": training.digits,
     "scale": scale.main,
+    "simulation-digits": flower_simulation.digits,
+    "simulation-resnet": flower_simulation.resnet,
 }
 
 names = sys.argv[1:] or list(BENCHMARKS)

@@ -87,12 +87,13 @@ def _client_app(kind: str) -> Any:
 
     app = ClientApp()
 
-    @app.train()  # type: ignore[untyped-decorator]
+    @app.train()
     def train(message: Message, context: Context) -> Message:
-        config = message.content["task"]
+        config: Any = message.content["task"]
         task = Task(config["round"], config["node"], (config["exit"],), (1.0,), 1.0, config["seed"])
+        model: Any = message.content["model"]
         initial = _assembly(kind).initial_state()
-        tensors = _unpack(message.content["model"]["packed"].numpy(), _covered(kind, initial, task))
+        tensors = _unpack(model["packed"].numpy(), _covered(kind, initial, task))
         params = {name: value for name, value in tensors.items() if name in initial.params}
         buffers = {name: value for name, value in tensors.items() if name in initial.buffers}
         update = _trainer(kind).train(ServerState(task.round - 1, params, buffers), task)
@@ -111,7 +112,7 @@ def _compare(kind: str, goal: float) -> None:
     times: dict[str, list[float]] = {"flower": [], "ours": []}
     app = ServerApp()
 
-    @app.main()  # type: ignore[untyped-decorator]
+    @app.main()
     def main(grid: Grid, context: Any) -> None:
         with rounds_of(_system(kind), _dataset(kind), "processes") as ours:
             flower = _flower_rounds(kind, grid)
@@ -157,13 +158,13 @@ def _flower_rounds(kind: str, grid: Any) -> Iterator[ServerState]:
             )
             for node_id, task in zip(node_ids, tasks, strict=True)
         ]
-        by_id = dict(zip(grid.push_messages(messages), tasks, strict=True))
-        updates = []
-        while len(updates) < len(tasks):
-            for reply in grid.pull_messages(list(by_id)):
+        waiting = dict(zip(grid.push_messages(messages), tasks, strict=True))
+        updates: list[Update] = []
+        while waiting:
+            for reply in grid.pull_messages(list(waiting)):
                 if reply.has_error():
                     raise RuntimeError(f"a client failed: {reply.error}")
-                updates.append(_update(kind, state, by_id[reply.metadata.reply_to_message_id], reply))
+                updates.append(_update(kind, state, waiting.pop(reply.metadata.reply_to_message_id), reply))
             time.sleep(POLL)
         weights = profile.serve_share
         state = aggregate(state, updates, Aggregation(weights, profile.exit_samples, assembly.model.coverage))
