@@ -70,11 +70,11 @@ def write_data(folder, **counts):
 class Machines:
     """Processes of a federation."""
 
-    def __init__(self, root):
+    def __init__(self, root, address=None, inside=lambda name: []):
         self.root = root
         self.running = {}
-        (port,) = free_ports(1)
-        self.address = f"127.0.0.1:{port}"
+        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
+        self.inside = inside  # name of a process -> the command that runs it on its machine
         (root / "system.toml").write_text(SYSTEM)
         write_data(root / "data" / "server", validation=16, test=16)
         for node, count in SAMPLES.items():
@@ -82,7 +82,9 @@ class Machines:
         self.call("federation", "init", "system.toml", "--superlink", self.address)
 
     def call(self, *args, code=0):
-        done = subprocess.run(self.command(*args), cwd=self.root, capture_output=True, text=True)
+        done = subprocess.run(
+            [*self.inside("server"), *self.command(*args)], cwd=self.root, capture_output=True, text=True
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -92,7 +94,11 @@ class Machines:
     def start(self, name, *args):
         with (self.root / f"{name}.log").open("w") as log:
             self.running[name] = subprocess.Popen(
-                self.command(*args), cwd=self.root, stdout=log, stderr=log, start_new_session=True
+                [*self.inside(name), *self.command(*args)],
+                cwd=self.root,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         return self.running[name]
 
