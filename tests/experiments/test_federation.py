@@ -28,6 +28,8 @@ from exitflow.federated.local import NodeData
 from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.weighting import WEIGHTINGS
 
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+
 SYSTEM = """
 [[tiers]]
 name = "device"
@@ -53,6 +55,7 @@ momentum_between_rounds = "keep"
 [federation]
 deadline = 60
 """
+EXITFLOW = os.path.join(os.path.dirname(sys.executable), "exitflow")
 SAMPLES = {"device-0": 24, "device-1": 40, "cloud-0": 32}
 
 
@@ -92,9 +95,12 @@ class Machines:
         return [sys.executable, "-m", "exitflow", *args]
 
     def start(self, name, *args):
+        self.launch(name, self.command(*args))
+
+    def launch(self, name, command):
         with (self.root / f"{name}.log").open("w") as log:
             self.running[name] = subprocess.Popen(
-                [*self.inside(name), *self.command(*args)],
+                [*self.inside(name), *command],
                 cwd=self.root,
                 stdout=log,
                 stderr=log,
@@ -103,11 +109,14 @@ class Machines:
         return self.running[name]
 
     def start_server(self, *options):
-        self.start("server", "federation", "server", "federation", *options)
+        if options:
+            self.start("server", "federation", "server", "federation", *options)
+        else:
+            self.launch("server", ["federation/server/start.sh"])
         self.wait_for("server", "The federation meets at")
 
     def start_node(self, node):
-        self.start(node, "federation", "node", f"federation/nodes/{node}", "--data-dir", f"data/{node}")
+        self.launch(node, [f"federation/nodes/{node}/start.sh", "--data-dir", f"data/{node}"])
 
     def log(self, name):
         return (self.root / f"{name}.log").read_text()
@@ -180,11 +189,11 @@ def test_every_machine_gets_its_own_keys_and_no_other_secret(machines):
 
 
 def test_a_killed_training_and_a_killed_server_go_on_with_the_same_nodes_to_the_same_bits(machines):
-    training = machines.start("train", "train", "system.toml", "--out", "run", *machines.train_options())
+    machines.start("train", "train", "system.toml", "--out", "run", *machines.train_options())
     records = machines.root / "run" / "rounds.jsonl"
     give_up = time.monotonic() + 150
     while not (records.exists() and records.read_text().count("\n") >= 1):
-        assert training.poll() is None, machines.log("train")
+        assert machines.running["train"].poll() is None, machines.log("train")
         assert time.monotonic() < give_up, machines.log("train") + machines.log("device-0")
         time.sleep(0.1)
     machines.kill("train")

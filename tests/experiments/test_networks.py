@@ -9,6 +9,8 @@ import torch
 from exitflow.experiments.runs import Run
 from tests.experiments.test_federation import SAMPLES, Machines, expected_state
 
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+
 PREFIX = "exitflow-test"
 LINKS = {  # of every node, in each direction
     "bandwidth": ["tbf", "rate", "20mbit", "burst", "32kbit", "latency", "400ms"],
