@@ -28,6 +28,8 @@ from exitflow.federated.local import NodeData
 from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.weighting import WEIGHTINGS
 
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+
 SYSTEM = """
 [[tiers]]
 name = "device"
@@ -53,6 +55,7 @@ momentum_between_rounds = "keep"
 [federation]
 deadline = 60
 """
+EXITFLOW = os.path.join(os.path.dirname(sys.executable), "exitflow")
 SAMPLES = {"device-0": 24, "device-1": 40, "cloud-0": 32}
 
 
@@ -70,11 +73,11 @@ def write_data(folder, **counts):
 class Machines:
     """Processes of a federation."""
 
-    def __init__(self, root):
+    def __init__(self, root, address=None, inside=lambda name: []):
         self.root = root
         self.running = {}
-        (port,) = free_ports(1)
-        self.address = f"127.0.0.1:{port}"
+        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
+        self.inside = inside  # name of a process -> the command that runs it on its machine
         (root / "system.toml").write_text(SYSTEM)
         write_data(root / "data" / "server", validation=16, test=16)
         for node, count in SAMPLES.items():
@@ -82,7 +85,9 @@ class Machines:
         self.call("federation", "init", "system.toml", "--superlink", self.address)
 
     def call(self, *args, code=0):
-        done = subprocess.run(self.command(*args), cwd=self.root, capture_output=True, text=True)
+        done = subprocess.run(
+            [*self.inside("server"), *self.command(*args)], cwd=self.root, capture_output=True, text=True
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -90,18 +95,28 @@ class Machines:
         return [sys.executable, "-m", "exitflow", *args]
 
     def start(self, name, *args):
+        self.launch(name, self.command(*args))
+
+    def launch(self, name, command):
         with (self.root / f"{name}.log").open("w") as log:
             self.running[name] = subprocess.Popen(
-                self.command(*args), cwd=self.root, stdout=log, stderr=log, start_new_session=True
+                [*self.inside(name), *command],
+                cwd=self.root,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         return self.running[name]
 
     def start_server(self, *options):
-        self.start("server", "federation", "server", "federation", *options)
+        if options:
+            self.start("server", "federation", "server", "federation", *options)
+        else:
+            self.launch("server", ["federation/server/start.sh"])
         self.wait_for("server", "The federation meets at")
 
     def start_node(self, node):
-        self.start(node, "federation", "node", f"federation/nodes/{node}", "--data-dir", f"data/{node}")
+        self.launch(node, [f"federation/nodes/{node}/start.sh", "--data-dir", f"data/{node}"])
 
     def log(self, name):
         return (self.root / f"{name}.log").read_text()
@@ -174,11 +189,11 @@ def test_every_machine_gets_its_own_keys_and_no_other_secret(machines):
 
 
 def test_a_killed_training_and_a_killed_server_go_on_with_the_same_nodes_to_the_same_bits(machines):
-    training = machines.start("train", "train", "system.toml", "--out", "run", *machines.train_options())
+    machines.start("train", "train", "system.toml", "--out", "run", *machines.train_options())
     records = machines.root / "run" / "rounds.jsonl"
     give_up = time.monotonic() + 150
     while not (records.exists() and records.read_text().count("\n") >= 1):
-        assert training.poll() is None, machines.log("train")
+        assert machines.running["train"].poll() is None, machines.log("train")
         assert time.monotonic() < give_up, machines.log("train") + machines.log("device-0")
         time.sleep(0.1)
     machines.kill("train")

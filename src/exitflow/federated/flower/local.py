@@ -32,7 +32,7 @@ class LocalFederation:
         self.folder = Path(tempfile.mkdtemp(prefix="exitflow-"))
         self.programs = Programs(self.folder)
         self._lifeline = os.pipe()
-        self._workers: list[mp.process.BaseProcess] = []
+        self._workers: dict[str, mp.process.BaseProcess] = {}
         try:
             self._start(nodes, trainer_of)
         except BaseException:
@@ -72,6 +72,12 @@ class LocalFederation:
         """Start the SuperNode of a node, which must not be running."""
         self.programs.start(f"node-{node}", self._commands[node])
 
+    def worker_pid(self, node: str) -> int:
+        """Of the process that trains a node."""
+        pid = self._workers[node].pid
+        assert pid is not None
+        return pid
+
     def stations(self) -> dict[str, int]:
         """node -> Flower's number for it, of those with the keys that we made."""
         return registered(self.courier, self.keys)
@@ -82,7 +88,7 @@ class LocalFederation:
             self.courier.close()
         self.programs.stop()
         os.close(self._lifeline[1])
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.join(5)
             worker.kill()
             worker.join()
@@ -104,7 +110,7 @@ class LocalFederation:
         self._node(node).mkdir(parents=True)
         process = mp.get_context("fork").Process(target=self._work, args=(node, trainer_of), daemon=True)
         process.start()
-        self._workers.append(process)
+        self._workers[node] = process
 
     def _work(self, node: str, trainer_of: Callable[[Header], LocalTrainer]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end

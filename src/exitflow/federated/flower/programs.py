@@ -96,8 +96,8 @@ class Programs:
         self._running[name] = Program(name, pid, log, connection)
         return self._running[name]
 
-    def flwr(self, commands: Sequence[Sequence[str]], *, tolerate: str | None = None) -> list[str]:
-        """What each of these commands of Flower's own command line printed; failures that say so are tolerated."""
+    def flwr(self, commands: Sequence[Sequence[str]], *, tolerate: str | None = None) -> None:
+        """Run these commands of Flower's own command line; failures that have that word are tolerated."""
         request = {"commands": [list(command) for command in commands], "tolerate": tolerate}
         program = self.start("flwr", ["exitflow-control", json.dumps(request)])
         code = program.poll(STARTING)
@@ -106,8 +106,6 @@ class Programs:
         self._running.pop("flwr").forget()
         if code != 0:
             raise TrainingError(f"Flower's SuperLink refused: {program.last_words()}")
-        outputs: list[str] = json.loads(program.last_words())
-        return outputs
 
     def wait_for_port(self, host: str, port: int, *, patience: float = STARTING) -> None:
         """Until somebody listens there."""
@@ -124,6 +122,16 @@ class Programs:
 
     def __getitem__(self, name: str) -> Program:
         return self._running[name]
+
+    @property
+    def pids(self) -> set[int]:
+        """Of all that were started."""
+        return {program.pid for program in self._running.values()}
+
+    @property
+    def preloaded_pid(self) -> int:
+        """Of the process that all are forked from."""
+        return self._preloaded.pid
 
     def check(self) -> None:
         """Complain if one of them has ended by itself."""
