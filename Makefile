@@ -38,7 +38,7 @@ clean:  ## remove .venv and caches (runs/ stays)
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[export,serve,train]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exitflow import __version__
+from exitflow.commands import serving
 from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, suggestion
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.terminal import percent, print_table, progress_bar, rate, spread
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from exitflow.experiments.runs import Run
 
 BACKENDS = ("processes", "serial")
+_EXTRAS = {  # package -> the extra that brings it
+    "torch": "train",
+    "safetensors": "train",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "serve",
+    "grpc": "serve",
+    "google": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "cryptography": "certs",
+}
 
 
 class _Group(click.Group):
@@ -30,9 +43,10 @@ class _Group(click.Group):
         except ExitflowError as error:
             problem, exit_code = str(error), error.exit_code
         except ModuleNotFoundError as error:
-            if error.name not in ("torch", "safetensors"):
+            extra = _EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is None:
                 raise
-            problem, exit_code = str(MissingExtraError(error.name, "train")), 2
+            problem, exit_code = str(MissingExtraError(str(error.name), extra)), 2
         click.echo(f"exitflow: {problem}", err=True)
         return ctx.exit(exit_code)
 
@@ -268,6 +282,10 @@ def compare(
     ]
     count = f"{len(numbers)} seed{'s' if len(numbers) > 1 else ''}"
     print_table(f"{loaded.name}: test accuracy in %, {count}", ["weighting", *exits, "as served"], rows)
+
+
+for command in serving.COMMANDS:
+    main.add_command(command)
 
 
 def _overrides(

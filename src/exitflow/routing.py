@@ -54,6 +54,11 @@ CONFIDENCES: dict[str, Callable[[FloatArray], FloatArray]] = {
 }
 
 
+def serves(values: FloatArray, threshold: float) -> npt.NDArray[np.bool_]:
+    """(N,) whether a node with this threshold answers; it forwards the others."""
+    return values >= threshold
+
+
 def surest_first(values: FloatArray) -> npt.NDArray[np.intp]:
     """The order in which a node serves; among equals, the sample that stands first."""
     return np.argsort(-values, kind="stable")

@@ -1,0 +1,97 @@
+"""What a node says to a request, and how it is written in the Open Inference Protocol.
+
+A request has an input tensor, `input`: raw samples. Between nodes it may be `features` instead: what the child has
+computed, coded as its parameters say. The answer has four outputs, a row for each sample.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from exitflow.serving.messages import ModelInferResponse
+
+INPUT, FEATURES = "input", "features"
+OUTPUTS = {"scores": "FP32", "exit": "INT32", "node": "BYTES", "confidence": "FP32"}
+
+
+class BadRequestError(Exception):
+    """The caller sent something that cannot be answered; one sentence says what."""
+
+
+class BadAnswerError(Exception):
+    """A parent answered nonsense."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """To the samples of one request: first this node's own, in places overwritten by a parent's."""
+
+    scores: npt.NDArray[np.float32]  # (N, C), sum to 1
+    exits: npt.NDArray[np.int32]  # (N,) that answered
+    nodes: list[str]  # that answered
+    confidences: npt.NDArray[np.float32]  # (N,) of the exit that answered
+
+    def overwrite(self, rows: Sequence[int], other: Answers, other_rows: Sequence[int]) -> None:
+        """Put `other_rows` of `other` into `rows`."""
+        for row, source in zip(rows, other_rows, strict=True):
+            self.scores[row] = other.scores[source]
+            self.exits[row] = other.exits[source]
+            self.nodes[row] = other.nodes[source]
+            self.confidences[row] = other.confidences[source]
+
+    def tensors(self) -> dict[str, tuple[str, list[int], bytes]]:
+        """Name -> datatype, shape, raw contents."""
+        count = len(self.nodes)
+        return {
+            "scores": ("FP32", [count, self.scores.shape[1]], self.scores.astype("<f4", copy=False).tobytes()),
+            "exit": ("INT32", [count], self.exits.astype("<i4", copy=False).tobytes()),
+            "node": ("BYTES", [count], b"".join(map(_length_prefixed, self.nodes))),
+            "confidence": ("FP32", [count], self.confidences.astype("<f4", copy=False).tobytes()),
+        }
+
+    def to_message(self, model: str, version: str, id: str, wanted: Sequence[str] = ()) -> Any:
+        """A ModelInferResponse with the outputs `wanted`, or all."""
+        response = ModelInferResponse(model_name=model, model_version=version, id=id)
+        tensors = self.tensors()
+        for name in wanted or tensors:
+            datatype, shape, raw = tensors[name]
+            response.outputs.add(name=name, datatype=datatype, shape=shape)
+            response.raw_output_contents.append(raw)
+        return response
+
+    @staticmethod
+    def from_message(response: Any, count: int, num_classes: int) -> Answers:
+        """What a parent sent, if it is sound."""
+        try:
+            raw = {
+                output.name: data for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
+            }
+            scores = np.frombuffer(raw["scores"], dtype="<f4").reshape(count, num_classes)
+            exits = np.frombuffer(raw["exit"], dtype="<i4").reshape(count)
+            confidences = np.frombuffer(raw["confidence"], dtype="<f4").reshape(count)
+            nodes = _strings(raw["node"], count)
+        except (ValueError, KeyError, struct.error, UnicodeDecodeError) as error:
+            raise BadAnswerError(f"its answer cannot be read: {error}") from None
+        if not np.isfinite(scores).all() or abs(float(scores.sum()) - count) > 1e-2 * count or exits.min() < 1:
+            raise BadAnswerError("its scores are no probabilities")
+        return Answers(scores, exits, nodes, confidences)
+
+
+def _length_prefixed(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<I", len(data)) + data
+
+
+def _strings(data: bytes, count: int) -> list[str]:
+    found, offset = [], 0
+    for _ in range(count):
+        (length,) = struct.unpack_from("<I", data, offset)
+        found.append(data[offset + 4 : offset + 4 + length].decode())
+        offset += 4 + length
+    return found

@@ -1,0 +1,140 @@
+"""Requests into batches, with a wait that follows the load.
+
+Alone, a request is computed at once. While a batch is being computed others gather, and form the next. When batches
+have been forming, the next one is given a moment to fill up to the size that is usual of late, but never longer than
+a batch takes to compute. The queue is bounded: what does not fit is refused at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, Protocol, TypeVar
+
+SMOOTHING = 0.2  # of the averages below
+INLINE_SECONDS = 0.002  # a batch quicker than this is computed in the event loop: a thread would cost more
+
+
+class OverloadedError(Exception):
+    """The queue is full."""
+
+
+class Sized(Protocol):
+    """What can be queued."""
+
+    @property
+    def size(self) -> int:
+        """Samples."""
+
+    @property
+    def key(self) -> object:
+        """What it can be computed together with."""
+
+    @property
+    def expired(self) -> bool:
+        """Whether nobody waits for it any more."""
+
+
+J = TypeVar("J", bound=Sized)
+R = TypeVar("R")
+
+
+class Batcher(Generic[J, R]):
+    """Calls `compute` with jobs of one key, up to `max_batch` samples together, and `deliver` with its result."""
+
+    def __init__(
+        self,
+        compute: Callable[[Sequence[J]], R],
+        deliver: Callable[[Sequence[J], R | Exception], None],
+        *,
+        max_batch: int,
+        max_wait: float,
+        queue_size: int,
+    ) -> None:
+        self._compute, self._deliver = compute, deliver
+        self._max_batch, self._max_wait, self._queue_size = max_batch, max_wait, queue_size
+        self._queue: deque[J] = deque()
+        self.queued = 0  # samples
+        self._usual_batch = 1.0
+        self._usual_seconds = 0.0
+        self._busy = False
+        self._timer: asyncio.Handle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+
+    def submit(self, job: J) -> None:
+        """Queue it, or raise OverloadedError."""
+        if self.queued + job.size > self._queue_size and self.queued:
+            raise OverloadedError
+        self._queue.append(job)
+        self.queued += job.size
+        if self._busy:
+            return
+        if self.queued >= self._max_batch or self.queued + 0.5 >= self._usual_batch:
+            self._start_soon(0.0)
+        elif self._timer is None:
+            self._start_soon(min(self._max_wait, self._usual_seconds))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or computed."""
+        return not self._queue and not self._busy
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._thread.shutdown(wait=False)
+
+    def _start_soon(self, wait: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(wait, self._start) if wait else self._loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        self._timer = None
+        jobs = self._take()
+        if not jobs:
+            return
+        started = self._loop.time()
+        if 0 < self._usual_seconds < INLINE_SECONDS:
+            try:
+                result: R | Exception = self._compute(jobs)
+            except Exception as error:
+                result = error
+            self._finish(jobs, result, started)
+        else:
+            self._busy = True
+            future = self._loop.run_in_executor(self._thread, self._compute, jobs)
+            future.add_done_callback(lambda done: self._finish(jobs, _outcome(done), started))
+
+    def _finish(self, jobs: Sequence[J], result: R | Exception, started: float) -> None:
+        self._busy = False
+        size = sum(job.size for job in jobs)
+        self._usual_seconds += SMOOTHING * (self._loop.time() - started - self._usual_seconds)
+        self._usual_batch += SMOOTHING * (size - self._usual_batch)
+        self._deliver(jobs, result)
+        if self._queue:
+            self._start_soon(0.0)
+
+    def _take(self) -> list[J]:
+        """The oldest, and those behind it that can be computed with it."""
+        jobs: list[J] = []
+        size = 0
+        while self._queue:
+            job = self._queue[0]
+            if not job.expired:
+                if jobs and (size + job.size > self._max_batch or job.key != jobs[0].key):
+                    break
+                jobs.append(job)
+                size += job.size
+            self._queue.popleft()
+            self.queued -= job.size
+        return jobs
+
+
+def _outcome(done: asyncio.Future[Any]) -> Any:
+    error = done.exception()
+    if error is None:
+        return done.result()
+    return error if isinstance(error, Exception) else RuntimeError(str(error))
