@@ -16,6 +16,7 @@ from exitflow.routing import CONFIDENCES
 
 if TYPE_CHECKING:
     from exitflow.serving.bundle import Manifest
+    from exitflow.serving.load_report import LoadReport
 
 _set = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change how it serves: codec=u8.")
 
@@ -147,7 +148,7 @@ def up(bundle: str, settings: tuple[str, ...], as_json: bool) -> None:
     loaded = load_bundle(bundle)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cluster = LocalCluster(loaded, options=[f"--set={text}" for text in settings])
-    with cluster:
+    with cluster, cluster.announced():
         _print_places(cluster, as_json)
         try:
             while True:
@@ -174,4 +175,198 @@ def _print_places(cluster: Any, as_json: bool) -> None:
     )
 
 
-COMMANDS = (export, serve, up)
+def _access(command: Any) -> Any:
+    """Options for who may ask."""
+    for option in (
+        click.option("--token", metavar="TOKEN", envvar="EXITFLOW_TOKEN", help="Of the nodes; also $EXITFLOW_TOKEN."),
+        click.option("--certs", metavar="DIR", help="A directory made by exitflow certs, such as certs/client."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("targets", nargs=-1, required=True, metavar="BUNDLE|ADDRESS...")
+@click.option("--rate", "total_rate", type=float, metavar="R", help="Requests/s in all; as planned if not given.")
+@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="N requests at once, instead of arrivals.")
+@click.option("--duration", type=float, default=10.0, show_default=True, metavar="S", help="Seconds.")
+@click.option("--drift", type=click.Choice(["difficulty", "traffic", "burst"]), help="What changes half-way.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of arrivals and samples.")
+@click.option("--remote", is_flag=True, help="Allow addresses that are not of this machine.")
+@_set
+@_access
+@json_option
+def load(targets: tuple[str, ...], settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Send requests from the bundle's samples, and compare what happens with the plan and the evaluation.
+
+    With a BUNDLE, requests go to the tree that `exitflow up BUNDLE` runs, or to one that is started for them.
+    With ADDRESSES of nodes, they go there. They arrive as a Poisson process at the devices' planned rates.
+
+    \b
+    Example:
+      exitflow load bundles/campus --duration 20
+      exitflow load bundles/campus --drift difficulty --json
+      exitflow load 127.0.0.1:8001 127.0.0.1:8002 --concurrency 16
+    """
+    from exitflow.serving.load_session import LoadOptions, run_load
+
+    loaded = run_load(LoadOptions(targets, settings=settings, **options), show=_live_table(as_json))
+    if as_json:
+        print_json(loaded.to_json())
+        return
+    _print_load(loaded)
+
+
+def _print_load(found: LoadReport) -> None:
+    rows = [
+        [
+            name,
+            *(
+                f"{rate(measured)} / {rate(planned)}"
+                for measured, planned in (
+                    (node.received, node.planned_received),
+                    (node.served, node.planned_served),
+                    (node.forwarded, node.planned_forwarded),
+                )
+            ),
+            str(sum(node.fallbacks.values())),
+            str(node.out_of_tokens),
+            str(node.rejected),
+        ]
+        for name, node in found.nodes.items()
+    ]
+    columns = ["node", "received", "served", "forwarded", "fallbacks", "link full", "rejected"]
+    print_table(f"{found.seconds:.1f} s: requests/s, measured / planned", columns, rows)
+    links = [
+        [
+            name,
+            f"{rate(link.forwarded)} / {'-' if link.limit is None else rate(link.limit)}",
+            f"{link.bytes_sent:,}",
+            f"{link.bytes_received:,}",
+            str(link.audited),
+        ]
+        for name, link in found.links.items()
+    ]
+    print_table("Links", ["link", "requests/s / limit", "bytes up", "bytes down", "audits"], links)
+    times = ", ".join(
+        f"{name} {'-' if value is None else f'{value:.2f}'}" for name, value in found.milliseconds.items()
+    )
+    click.echo(f"{found.requests_per_second:.1f} requests/s answered; milliseconds: {times}.")
+    if found.failures:
+        click.echo(f"Not answered: {', '.join(f'{count} {code}' for code, count in found.failures.items())}.")
+    if found.audit_agreement is not None:
+        click.echo(f"Audits agree with {percent(found.audit_agreement)} % of the confident answers.")
+    for sentence, good in found.verdicts:
+        click.echo(f"{'as planned' if good else 'NOT AS PLANNED'}: {sentence}.")
+
+
+def _live_table(as_json: bool) -> Any:
+    """Shown every second, where somebody watches."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        return None
+    return lambda: Live(console=console, transient=True, auto_refresh=False)
+
+
+@click.command()
+@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
+@click.option("--out", required=True, metavar="FILE", help="The new system file.")
+@click.option("--window", type=click.FloatRange(min=1), metavar="S", help="Watch for S seconds; else since the start.")
+@_access
+@json_option
+def observe(addresses: tuple[str, ...], out: str, window: float | None, as_json: bool, **access: Any) -> None:
+    """Turn what the nodes at ADDRESSES have seen into a system file that `plan` and `train` take.
+
+    \b
+    Example:
+      exitflow observe 127.0.0.1:8001 127.0.0.1:8002 --out observed.toml
+      exitflow plan observed.toml
+    """
+    import asyncio
+    from pathlib import Path
+
+    from exitflow.errors import ConfigError
+    from exitflow.files import write_atomically
+    from exitflow.serving.client import Access
+    from exitflow.serving.observe import observe
+    from exitflow.serving.security import Security
+
+    if Path(out).exists():
+        raise ConfigError("is already there; choose another", key="--out", source=out)
+    found = asyncio.run(observe(addresses, Access(Security(**access)), window=window))
+    write_atomically(Path(out), found.to_toml().encode())
+    if as_json:
+        print_json({"system": out, "nodes": found.nodes, "unseen": found.unseen})
+        return
+    rows = [[name, *(rate(value) for value in rates.values())] for name, rates in found.nodes.items()]
+    print_table("Observed requests/s", ["node", "arriving", "served", "forwarded"], rows)
+    if found.unseen:
+        click.echo(f"Not asked, so as planned: {', '.join(found.unseen)}.")
+    click.echo(f"{out}: next: exitflow plan {out}")
+
+
+@click.command()
+@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
+@_access
+@json_option
+def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
+    """Let the nodes at ADDRESSES load their bundle again, without dropping a request. Parents first.
+
+    \b
+    Example:
+      exitflow export runs/better --out bundles/campus --replace
+      exitflow reload 127.0.0.1:8003 127.0.0.1:8002 127.0.0.1:8001
+    """
+    import asyncio
+
+    from exitflow.serving.client import Access, NodeClient, ask_each
+    from exitflow.serving.security import Security
+
+    found = []
+    for address in addresses:  # one after the other, in the order given
+        found += asyncio.run(ask_each([address], Access(Security(**access)), NodeClient.reload))
+    if as_json:
+        print_json({status["node"]: status["bundle"] for status in found})
+        return
+    print_table("Loaded", ["node", "bundle"], [[status["node"], status["bundle"][:12]] for status in found])
+
+
+@click.command()
+@click.argument("bundle")
+@click.option("--out", required=True, metavar="DIR", help="The new directory; keep its ca-key.pem to yourself.")
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NODE=HOST", help="A name or address under which NODE is called."
+)
+@click.option("--days", type=click.IntRange(1, 3650), default=365, show_default=True, help="How long they are valid.")
+def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:
+    """Make a private CA with a certificate for every node of BUNDLE, and one for clients.
+
+    \b
+    Example:
+      exitflow certs bundles/campus --out certs --host cloud-0=10.0.0.1 --host edge-0=edge.example
+      exitflow serve bundles/campus --node cloud-0 --listen 10.0.0.1:8001 --certs certs/cloud-0
+    """
+    from collections import defaultdict
+    from pathlib import Path
+
+    from exitflow.errors import ConfigError, suggestion
+    from exitflow.serving.bundle import load_bundle
+    from exitflow.serving.certificates import make_certificates
+
+    names = [node.name for node in load_bundle(bundle, max_exit=0).topology.nodes]
+    by_node: dict[str, list[str]] = defaultdict(list)
+    for text in hosts:
+        name, equals, host = text.partition("=")
+        if not equals or not host or name not in (*names, "client"):
+            known = suggestion(name, names)
+            raise ConfigError(f"expected NODE=HOST with a node of the bundle, got {text!r}{known}", key="--host")
+        by_node[name].append(host)
+    make_certificates(Path(out), names, by_node, days=days)
+    click.echo(f"{out}: a CA, and a directory for each of {len(names)} nodes and for clients.")
+    click.echo(f"Copy {out}/NODE to the node, and give it to exitflow serve --certs.")
+
+
+COMMANDS = (export, up, serve, load, observe, reload, certs)

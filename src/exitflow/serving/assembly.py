@@ -1,4 +1,4 @@
-"""A bundle from ONNX segments and data: runs them, calibrates, measures what codecs cost, and writes. Needs no PyTorch."""
+"""A bundle from ONNX segments and data: runs them, calibrates, and measures what codecs cost. Needs no PyTorch."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import selectors
@@ -10,13 +11,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from exitflow.errors import ServingError
+from exitflow.files import write_atomically
 from exitflow.serving.bundle import Bundle
 
 HOST = "127.0.0.1"
@@ -115,6 +118,35 @@ class LocalCluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @contextlib.contextmanager
+    def announced(self) -> Iterator[None]:
+        """While it runs, `running_tree` finds it."""
+        path = _announcement(self.bundle.path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        places = {name: asdict(place) for name, place in self.places.items()}
+        write_atomically(path, json.dumps({"pid": os.getpid(), "places": places}).encode())
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def running_tree(bundle: Path) -> dict[str, Place] | None:
+    """Where the nodes listen that `exitflow up` started of this bundle, if they still run."""
+    try:
+        found = json.loads(_announcement(bundle).read_bytes())
+        os.kill(found["pid"], 0)
+    except (OSError, ValueError, KeyError):
+        return None
+    return {name: Place(**place) for name, place in found["places"].items()}
+
+
+def _announcement(bundle: Path) -> Path:
+    """In a directory of the user's own for things that last as long as processes."""
+    home = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    name = hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()[:16]
+    return Path(home) / f"exitflow-{os.getuid()}" / f"{name}.json"
 
 
 def _read_ready_line(name: str, process: subprocess.Popen[str], deadline: float) -> dict[str, Any]:

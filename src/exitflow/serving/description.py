@@ -113,6 +113,7 @@ def status(node: Node) -> dict[str, Any]:
         "exit": node.exit,
         "model": bundle.manifest.name,
         "bundle": bundle.hash,
+        "confidence": bundle.manifest.confidence,
         "pid": os.getpid(),
         "started": node.started,
         "time": time.time(),

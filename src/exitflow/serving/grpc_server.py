@@ -74,6 +74,8 @@ class InferenceService:
             if self._token is not None:
                 self._check_token(context)
             wanted = understand_message(node, request, may_forward=self._may_forward)
+            if wanted.child is not None:
+                self._check_child(wanted.child, context)
             remaining = context.time_remaining()
             timeout = wanted.timeout if remaining is None else min(wanted.timeout, remaining)
             answers = await node.infer(
@@ -151,6 +153,12 @@ class InferenceService:
             return
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
         check_token(str(given), self._token)
+
+    def _check_child(self, child: str, context: Context) -> None:
+        """A certificate, where one was shown, must be the child's own."""
+        names = context.auth_context().get("x509_common_name")
+        if names and names[0].decode() != child[:64]:
+            raise RefusedError(Code.PERMISSION_DENIED, f"this certificate is not that of node {child!r}")
 
     def _about(self, asked: Any, describe: Callable[[Node], Any]) -> Any:
         check_model(self._node, asked.name, asked.version)
