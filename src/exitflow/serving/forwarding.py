@@ -30,8 +30,8 @@ def choose_payload(manifest: Manifest, exit: int, spec: ServingSpec, seconds: fl
     feature_seconds = feature_bytes / bytes_per_second
     chosen = INPUT if input_seconds < feature_seconds else FEATURES
     why = (
-        f"the input takes {input_bytes} bytes and {1e3 * seconds:.2f} ms to compute again, "
-        f"{1e3 * input_seconds:.2f} ms in all; {spec.codec} features take {feature_bytes:.0f} bytes, {1e3 * feature_seconds:.2f} ms "
-        f"at {spec.link_megabits:g} Mbit/s"
+        f"the input takes {input_bytes} bytes, and {1e3 * seconds:.2f} ms to compute again: "
+        f"{1e3 * input_seconds:.2f} ms; {spec.codec} features take {feature_bytes:.0f} bytes: "
+        f"{1e3 * feature_seconds:.2f} ms at {spec.link_megabits:g} Mbit/s"
     )
     return chosen, why
