@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from http import client
 
 import grpc
 import grpc.aio
@@ -86,3 +87,12 @@ async def fake_parent(parent: FakeParent, port: int = 0):
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+def http(place, method, path, body=None, headers=None, context=None):
+    """(status, headers, text)."""
+    connection = client.HTTPSConnection(place, context=context) if context else client.HTTPConnection(place)
+    with closing(connection):
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read().decode("utf-8", "replace")

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from exitflow.errors import ExitflowError, ServingError
 from exitflow.serving.answers import BadRequestError
@@ -67,10 +68,12 @@ class InferenceService:
         self._node, self._token, self._may_forward = node, token, may_forward
         self._loop = asyncio.get_running_loop()
 
-    async def infer(self, request: Any, context: Context) -> Any:
+    async def infer(self, data: bytes, context: Context) -> Any:
         """ModelInfer."""
         node = self._node
+        request = ModelInferRequest()
         try:
+            _parse(request, data)
             if self._token is not None:
                 self._check_token(context)
             wanted = understand_message(node, request, may_forward=self._may_forward)
@@ -89,7 +92,8 @@ class InferenceService:
             refusal = as_refusal(error, node, forwarded=FROM in request.parameters)
             await context.abort(refusal.code, str(refusal))
         bundle = wanted.loaded.bundle
-        return answers.to_message(bundle.manifest.name, bundle.version, request.id, wanted.outputs)
+        response = answers.to_message(bundle.manifest.name, bundle.version, request.id, wanted.outputs)
+        return response.SerializeToString()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """All calls of the protocol."""
@@ -106,17 +110,11 @@ class InferenceService:
         }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(call, MESSAGES[f"{name}Response"]),
-                request_deserializer=MESSAGES[f"{name}Request"].FromString,
-                response_serializer=lambda message: message.SerializeToString(),
+                self._guarded(call, MESSAGES[f"{name}Request"], MESSAGES[f"{name}Response"])
             )
             for name, call in calls.items()
         }
-        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
-            self.infer,
-            request_deserializer=ModelInferRequest.FromString,
-            response_serializer=lambda message: message.SerializeToString(),
-        )
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self.infer)
         assert set(handlers) == set(METHODS)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -128,22 +126,26 @@ class InferenceService:
             "System": lambda _: asyncio.to_thread(self._node.current.bundle.read, "system.toml"),
         }
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(call, None)) for name, call in calls.items()
+            name: grpc.unary_unary_rpc_method_handler(self._guarded(call, None, None)) for name, call in calls.items()
         }
         return grpc.method_handlers_generic_handler(OWN_SERVICE, handlers)
 
-    def _guarded(self, call: Callable[[Any], Any], response: Any) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def guarded(request: Any, context: Context) -> Any:
+    def _guarded(self, call: Callable[[Any], Any], asked: Any, answer: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        """From bytes to bytes; `asked` and `answer` are messages, None where the call itself speaks bytes."""
+
+        async def guarded(data: bytes, context: Context) -> Any:
             try:
                 if self._token is not None:
                     self._check_token(context)
-                found = call(request)
+                found = call(_parse(asked(), data) if asked else data)
                 if asyncio.iscoroutine(found):
                     found = await found
             except Exception as error:
                 refusal = as_refusal(error, self._node)
                 await context.abort(refusal.code, str(refusal))
-            return response(**found) if isinstance(found, dict) and response else found
+            if isinstance(found, bytes):
+                return found
+            return (answer(**found) if isinstance(found, dict) else found).SerializeToString()
 
         return guarded
 
@@ -186,6 +188,15 @@ class InferenceService:
         return {}
 
 
+def _parse(message: Any, data: bytes) -> Any:
+    """Here and not in gRPC, which would call it an internal error."""
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise BadRequestError(f"the body is no {message.DESCRIPTOR.name}") from None
+    return message
+
+
 def check_token(given: str, token: str | None) -> None:
     """`Bearer TOKEN`, compared in constant time."""
     if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
@@ -208,6 +219,7 @@ async def start_grpc(
     try:
         port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError:
+        await server.stop(None)
         raise ServingError(f"--listen: cannot listen on {address}; is the port taken?") from None
     await server.start()
     return server, port

@@ -167,6 +167,9 @@ class Node:
         """The answers to (N, ...) samples; raises OverloadedError or ExpiredError."""
         now = self._loop.time()
         size = len(carry)
+        if deadline <= now:
+            self.counts.expired += 1
+            raise ExpiredError
         if self.in_flight + size > IN_FLIGHT * self.spec.queue_size and self.in_flight:
             self.counts.rejected += 1
             raise OverloadedError

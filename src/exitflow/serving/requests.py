@@ -113,7 +113,9 @@ def _timeout(parameters: Mapping[str, Any]) -> float:
     value = parameters.get("timeout")
     if value is None:
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if type(value) is float and value.is_integer():  # JSON does not tell 5.0 from 5
+        value = int(value)
+    if type(value) is not int or value < 0:
         raise BadRequestError(f"timeout must be a whole number of microseconds, got {value!r}")
     return value / 1e6 if value else math.inf
 

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import grpc.aio
-
 from exitflow.errors import ExitflowError
 from exitflow.serving.addresses import is_loopback, parse_address
 from exitflow.serving.bundle import load_bundle
@@ -56,43 +54,43 @@ def serve(options: ServeOptions) -> None:
 
 
 async def _serve(options: ServeOptions) -> None:
-    bundle = load_bundle(options.bundle)
-    entry = bundle.node(options.node)
+    entry = load_bundle(options.bundle, max_exit=0).node(options.node)
     bundle = load_bundle(options.bundle, max_exit=entry.exit)
+    credentials = options.security.channel_credentials()
+    async with contextlib.AsyncExitStack() as stack:  # what was started last is stopped first
+        node = Node(bundle, options.node, options.spec, options.parents, credentials=credentials)
+        stack.push_async_callback(_close, node)
+        where = await _listen(node, options, stack)
+        gc.collect()
+        gc.freeze()  # what is here now stays; collections look at requests only
+        print(json.dumps({"node": node.name, "exit": node.exit, "bundle": bundle.version, **where}), flush=True)
+        await _until_told(node, options)
+        node.draining = True
+        log.info("node %s stops", node.name)
+
+
+async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExitStack) -> dict[str, str]:
+    """Where: kind of port -> address."""
     security = options.security
-    node = Node(bundle, options.node, options.spec, options.parents, credentials=security.channel_credentials())
-    servers, where = [], {}
-    server, port = await start_grpc(node, options.listen, credentials=security.node_credentials(), token=security.token)
-    servers.append(server)
-    where["grpc"] = f"{parse_address(options.listen, '')[0]}:{port}"
+    ports = [("grpc", options.listen, security.node_credentials(), True)]
     if options.clients:
+        ports.append(("clients", options.clients, security.client_credentials(), not security.mutual))
+    where = {}
+    for kind, address, credentials, may_forward in ports:
         server, port = await start_grpc(
-            node,
-            options.clients,
-            credentials=security.client_credentials(),
-            token=security.token,
-            may_forward=not security.mutual,
+            node, address, credentials=credentials, token=security.token, may_forward=may_forward
         )
-        servers.append(server)
-        where["clients"] = f"{parse_address(options.clients, '')[0]}:{port}"
-    rest = None
+        stack.push_async_callback(server.stop, GRACE)
+        where[kind] = f"{parse_address(address, '')[0]}:{port}"
     if options.http:
         host, port = parse_address(options.http, "--http")
         rest = await start_rest(node, host, port, security)
+        stack.push_async_callback(rest.close)
         where["http"] = f"{host}:{rest.port}"
-    gc.collect()
-    gc.freeze()  # what is here now stays; collections look at requests only
-    print(json.dumps({"node": node.name, "exit": node.exit, "bundle": bundle.version, **where}), flush=True)
-    await _until_told(node, options)
-    node.draining = True
-    log.info("node %s stops", node.name)
-    await _stop(node, servers)
-    if rest:
-        await rest.close()
+    return where
 
 
-async def _stop(node: Node, servers: list[grpc.aio.Server]) -> None:
-    await asyncio.gather(*(server.stop(GRACE) for server in servers))
+async def _close(node: Node) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(node.close(), GRACE)
 
