@@ -49,11 +49,11 @@ class FakeParent:
                 scores = np.zeros((count, self.num_classes), dtype=np.float32)
                 scores[:, 0] = 1
                 answers = Answers(scores, np.full(count, 9, np.int32), ["parent"] * count, np.ones(count, np.float32))
-                return answers.to_message("small", "1", request.id)
+                return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
             case "nan":
                 scores = np.full((count, self.num_classes), np.nan, dtype=np.float32)
                 answers = Answers(scores, np.full(count, 9, np.int32), ["parent"] * count, np.ones(count, np.float32))
-                return answers.to_message("small", "1", request.id)
+                return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
             case "empty":
                 return ModelInferResponse()
             case code:

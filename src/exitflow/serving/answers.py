@@ -6,6 +6,7 @@ computed, coded as its parameters say. The answer has four outputs, a row for ea
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,25 +46,29 @@ class Answers:
             self.nodes[row] = other.nodes[source]
             self.confidences[row] = other.confidences[source]
 
-    def tensors(self) -> dict[str, tuple[str, list[int], bytes]]:
-        """Name -> datatype, shape, raw contents."""
-        count = len(self.nodes)
-        return {
-            "scores": ("FP32", [count, self.scores.shape[1]], self.scores.astype("<f4", copy=False).tobytes()),
-            "exit": ("INT32", [count], self.exits.astype("<i4", copy=False).tobytes()),
-            "node": ("BYTES", [count], b"".join(map(_length_prefixed, self.nodes))),
-            "confidence": ("FP32", [count], self.confidences.astype("<f4", copy=False).tobytes()),
-        }
+    def raw(self, name: str) -> bytes:
+        """The contents of an output."""
+        match name:
+            case "scores":
+                return self.scores.astype("<f4", copy=False).tobytes()
+            case "exit":
+                return self.exits.astype("<i4", copy=False).tobytes()
+            case "node":
+                return b"".join(map(_length_prefixed, self.nodes))
+            case _:
+                return self.confidences.astype("<f4", copy=False).tobytes()
 
-    def to_message(self, model: str, version: str, id: str, wanted: Sequence[str] = ()) -> Any:
-        """A ModelInferResponse with the outputs `wanted`, or all."""
-        response = ModelInferResponse(model_name=model, model_version=version, id=id)
-        tensors = self.tensors()
-        for name in wanted or tensors:
-            datatype, shape, raw = tensors[name]
-            response.outputs.add(name=name, datatype=datatype, shape=shape)
-            response.raw_output_contents.append(raw)
-        return response
+    def to_bytes(self, model: str, version: str, id: str, wanted: Sequence[str] = ()) -> bytes:
+        """A ModelInferResponse with the outputs `wanted`, or all.
+
+        The part that is the same for all answers of a shape is written once: protobuf messages, put one after the
+        other, are one message.
+        """
+        names = tuple(wanted) or tuple(OUTPUTS)
+        head = _response_head(model, version, names, *self.scores.shape)
+        raw = [self.raw(name) for name in names]
+        rest: bytes = ModelInferResponse(id=id, raw_output_contents=raw).SerializeToString()
+        return head + rest
 
     @staticmethod
     def from_message(response: Any, count: int, num_classes: int) -> Answers:
@@ -83,6 +88,21 @@ class Answers:
         return Answers(scores, exits, nodes, confidences)
 
 
+def output_shape(name: str, count: int, num_classes: int) -> list[int]:
+    """Of an output, for `count` samples."""
+    return [count, num_classes] if name == "scores" else [count]
+
+
+@functools.lru_cache(maxsize=256)
+def _response_head(model: str, version: str, names: tuple[str, ...], count: int, num_classes: int) -> bytes:
+    response = ModelInferResponse(model_name=model, model_version=version)
+    for name in names:
+        response.outputs.add(name=name, datatype=OUTPUTS[name], shape=output_shape(name, count, num_classes))
+    head: bytes = response.SerializeToString()
+    return head
+
+
+@functools.lru_cache(maxsize=1024)
 def _length_prefixed(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<I", len(data)) + data

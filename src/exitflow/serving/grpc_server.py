@@ -92,8 +92,7 @@ class InferenceService:
             refusal = as_refusal(error, node, forwarded=FROM in request.parameters)
             await context.abort(refusal.code, str(refusal))
         bundle = wanted.loaded.bundle
-        response = answers.to_message(bundle.manifest.name, bundle.version, request.id, wanted.outputs)
-        return response.SerializeToString()
+        return answers.to_bytes(bundle.manifest.name, bundle.version, request.id, wanted.outputs)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """All calls of the protocol."""

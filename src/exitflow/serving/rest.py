@@ -22,7 +22,7 @@ import numpy as np
 import uvicorn
 
 from exitflow.errors import ServingError
-from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError
+from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
 from exitflow.serving.description import model_config, model_metadata, problems, server_metadata, statistics, status
 from exitflow.serving.grpc_server import as_refusal, check_token
 from exitflow.serving.links import MAX_MESSAGE
@@ -311,15 +311,15 @@ def _flat(data: Any, most: int) -> Iterator[float]:
 def _write_answers(
     head: dict[str, Any], answers: Answers, outputs: Sequence[Mapping[str, Any]], *, all_binary: bool
 ) -> Response:
-    tensors = answers.tensors()
     binary = dict.fromkeys(OUTPUTS, all_binary)
     for output in outputs:
         binary[output["name"]] = bool(output.get("parameters", {}).get("binary_data", all_binary))
     written, raw = [], []
-    for name in [output["name"] for output in outputs] or tensors:
-        datatype, shape, data = tensors[name]
-        tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+    for name in [output["name"] for output in outputs] or OUTPUTS:
+        shape = output_shape(name, *answers.scores.shape)
+        tensor: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": shape}
         if binary[name]:
+            data = answers.raw(name)
             tensor["parameters"] = {"binary_data_size": len(data)}
             raw.append(data)
         else:
