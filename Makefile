@@ -10,11 +10,13 @@ help:  ## this list
 
 install: .venv/.installed  ## .venv with the exitflow command in it
 
-demo: .venv/.installed  ## plan, train with four weightings, compare: about a minute
+demo: .venv/.installed  ## plan, train with four weightings, compare, serve: about two minutes
 	rm -rf runs/demo
 	$(BIN)/exitflow plan paper-7:80-15-5
 	$(BIN)/exitflow compare paper-7:80-15-5 --set training.rounds=30 --out runs/demo
 	$(BIN)/exitflow evaluate runs/demo/serving-rate-seed-9
+	$(BIN)/exitflow export runs/demo/serving-rate-seed-9 --out runs/demo/bundle
+	$(BIN)/exitflow load runs/demo/bundle --duration 15
 
 test: .venv/.installed-dev  ## the whole test suite
 	$(BIN)/pytest

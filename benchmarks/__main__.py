@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import planning, scale, training
+from benchmarks import planning, scale, serving, training
 
 BENCHMARKS = {
     "planning": planning.main,
     "training-resnet": training.resnet,
     "training-digits": training.digits,
     "scale": scale.main,
+    "serving": serving.main,
 }
 
 names = sys.argv[1:] or list(BENCHMARKS)

@@ -18,10 +18,10 @@ INPUT_SHAPE = (1, 4, 4)
 FEATURES = 6
 
 
-def segment(exit: int, *, last: bool, seed: int, floats: bool = False) -> bytes:
+def segment(exit: int, *, last: bool, seed: int, floats: bool = False, shape=INPUT_SHAPE) -> bytes:
     """carry -> relu(linear) = features, linear = logits."""
     rng = np.random.default_rng((seed, exit))
-    width = 16 if exit == 1 else FEATURES
+    width = int(np.prod(shape)) if exit == 1 else FEATURES
     weights = {
         "hidden": rng.normal(size=(width, FEATURES)) / (100 if exit == 1 and not floats else 2),
         "head": rng.normal(size=(FEATURES, NUM_CLASSES)),
@@ -40,7 +40,7 @@ def segment(exit: int, *, last: bool, seed: int, floats: bool = False) -> bytes:
     ]
     if exit == 1:
         kind = TensorProto.FLOAT if floats else TensorProto.UINT8
-        carry = helper.make_tensor_value_info("carry", kind, ["batch", *INPUT_SHAPE])
+        carry = helper.make_tensor_value_info("carry", kind, ["batch", *shape])
     else:
         carry = helper.make_tensor_value_info("carry", TensorProto.FLOAT, ["batch", FEATURES])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", NUM_CLASSES])
@@ -54,18 +54,18 @@ def segment(exit: int, *, last: bool, seed: int, floats: bool = False) -> bytes:
 def make_bundle(path, topology: Topology | None = None, *, seed: int = 0, num_test: int = 400, **changes) -> Bundle:
     """Labels are what the deepest exit says, so it is always right."""
     topology = topology or paper_tree(7, "80-15-5")
-    floats = changes.pop("floats", False)
+    floats, shape, name = (changes.pop(*key) for key in (("floats", False), ("shape", INPUT_SHAPE), ("name", "small")))
     last = topology.num_exits
-    segments = [segment(exit, last=exit == last, seed=seed, floats=floats) for exit in range(1, last + 1)]
+    segments = [segment(exit, last=exit == last, seed=seed, floats=floats, shape=shape) for exit in range(1, last + 1)]
     rng = np.random.default_rng(7)
 
     def data(count: int) -> LabelledInputs:
-        inputs = rng.integers(0, 256, size=(count, *INPUT_SHAPE))
+        inputs = rng.integers(0, 256, size=(count, *shape))
         inputs = (inputs / 255).astype(np.float32) if floats else inputs.astype(np.uint8)
         return LabelledInputs(inputs, rng.integers(0, NUM_CLASSES, size=count))
 
-    system = tomli_w.dumps({"name": "small", "nodes": [encode(node) for node in topology.nodes]})
-    parts = Parts("small", topology, system, segments, [100] * last, data(400), data(num_test), **changes)
+    system = tomli_w.dumps({"name": name, "nodes": [encode(node) for node in topology.nodes]})
+    parts = Parts(name, topology, system, segments, [100] * last, data(400), data(num_test), **changes)
     assemble(parts, path)
     return load_bundle(path)
 

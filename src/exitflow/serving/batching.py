@@ -1,8 +1,9 @@
 """Requests into batches, with a wait that follows the load.
 
-Alone, a request is computed at once. While a batch is being computed others gather, and form the next. When batches
-have been forming, the next one is given a moment to fill up to the size that is usual of late, but never longer than
-a batch takes to compute. The queue is bounded: what does not fit is refused at once.
+Alone, a request is computed at once. As long as others keep coming in every turn of the event loop, they are gathered;
+while a batch is being computed, the next gathers. When batches have been forming, the next one is given a moment to
+fill up to the size that is usual of late, but never longer than a batch takes to compute. The queue is bounded: what
+does not fit is refused at once.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Batcher(Generic[J, R]):
         self._usual_batch = 1.0
         self._usual_seconds = 0.0
         self._busy = False
+        self._came = False  # a job, in this turn of the event loop
+        self._since = 0.0  # when the batch that gathers was begun
         self._timer: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -70,12 +73,13 @@ class Batcher(Generic[J, R]):
             raise OverloadedError
         self._queue.append(job)
         self.queued += job.size
-        if self._busy:
-            return
-        if self.queued >= self._max_batch or self.queued + 0.5 >= self._usual_batch:
-            self._start_soon(0.0)
-        elif self._timer is None:
-            self._start_soon(min(self._max_wait, self._usual_seconds))
+        self._came = True
+        if not self._busy and (self._timer is None or self._full):
+            self._gather_soon()
+
+    @property
+    def _full(self) -> bool:
+        return self.queued >= self._max_batch or self.queued + 0.5 >= self._usual_batch > 1.5
 
     @property
     def idle(self) -> bool:
@@ -86,10 +90,27 @@ class Batcher(Generic[J, R]):
         """Let the thread go."""
         self._thread.shutdown(wait=False)
 
-    def _start_soon(self, wait: float) -> None:
+    def _gather_soon(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(wait, self._start) if wait else self._loop.call_soon(self._start)
+        else:
+            self._since = self._loop.time()
+        self._came = False
+        self._timer = self._loop.call_soon(self._gather)
+
+    def _gather(self) -> None:
+        """Once more around the event loop if others came in this turn; else wait for the usual size, or begin."""
+        waited = self._loop.time() - self._since
+        left = min(self._max_wait, self._usual_seconds) - waited
+        if self.queued >= self._max_batch:
+            self._start()
+        elif self._came and waited < self._max_wait:
+            self._came = False
+            self._timer = self._loop.call_soon(self._gather)
+        elif self.queued + 0.5 < self._usual_batch and left > 0:
+            self._timer = self._loop.call_later(left, self._start)
+        else:
+            self._start()
 
     def _start(self) -> None:
         self._timer = None
@@ -115,7 +136,7 @@ class Batcher(Generic[J, R]):
         self._usual_batch += SMOOTHING * (size - self._usual_batch)
         self._deliver(jobs, result)
         if self._queue:
-            self._start_soon(0.0)
+            self._gather_soon()
 
     def _take(self) -> list[J]:
         """The oldest, and those behind it that can be computed with it."""
