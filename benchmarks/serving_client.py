@@ -1,11 +1,12 @@
 """`python -m benchmarks.serving_client KIND ADDRESS CONCURRENCY SECONDS`: drives a server, prints figures as JSON.
 
-KIND is grpc (the Open Inference Protocol) or http (raw bytes to /predict). The client is the same for all servers.
+KIND is grpc (the Open Inference Protocol) or http (base64 in JSON to /predict). The client is the same for all servers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 import time
@@ -61,9 +62,9 @@ async def _grpc(address: str, concurrency: int, seconds: float) -> dict[str, flo
 async def _http(address: str, concurrency: int, seconds: float) -> dict[str, float]:
     """Keep-alive connections, one for each caller, and as little client as can be."""
     host, _, port = address.rpartition(":")
-    bodies = _samples()
+    bodies = [json.dumps({"image": base64.b64encode(sample).decode()}).encode() for sample in _samples()]
     length = len(bodies[0])
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\nContent-Length: {length}"
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}"
     next_message = cycle([head.encode() + b"\r\n\r\n" + body for body in bodies]).__next__
     streams = [await asyncio.open_connection(host, int(port)) for _ in range(concurrency)]
 

@@ -132,7 +132,9 @@ class Batcher(Generic[J, R]):
     def _finish(self, jobs: Sequence[J], result: R | Exception, started: float) -> None:
         self._busy = False
         size = sum(job.size for job in jobs)
-        self._usual_seconds += SMOOTHING * (self._loop.time() - started - self._usual_seconds)
+        seconds = self._loop.time() - started
+        usual = self._usual_seconds or seconds
+        self._usual_seconds = usual + SMOOTHING * (min(seconds, 2 * usual) - usual)  # one hiccup is not the usual
         self._usual_batch += SMOOTHING * (size - self._usual_batch)
         self._deliver(jobs, result)
         if self._queue:

@@ -244,12 +244,15 @@ class Node:
         self.counts.out_of_tokens += routing.out_of_tokens
         questions: dict[tuple[str, Job | None, bool], list[Question]] = defaultdict(list)
         first = 0
+        exits = np.full(len(computed.scores), self.exit, dtype=np.int32)
+        confidences = computed.confidences.astype(np.float32)
         for job in computed.jobs:
             rows = range(first, first + job.size)
+            part = slice(first, first + job.size)
             first += job.size
             if job.future.done():
                 continue
-            job.answers = self._own_answers(computed, rows)
+            job.answers = Answers(computed.scores[part], exits[part], [self.name] * job.size, confidences[part])
             for row, batch_row in enumerate(rows):
                 parent = routing.parents[batch_row]
                 if parent is None:
@@ -266,12 +269,6 @@ class Node:
             self.counts.served += job.size - job.pending
         for (parent, _, as_input), asked in questions.items():
             self._spawn(self._ask_parents(parent, asked, computed, as_input=as_input))
-
-    def _own_answers(self, computed: Computed, rows: range) -> Answers:
-        part = slice(rows.start, rows.stop)
-        exits = np.full(len(rows), self.exit, dtype=np.int32)
-        confidences = computed.confidences[part].astype(np.float32)
-        return Answers(computed.scores[part], exits, [self.name] * len(rows), confidences)
 
     def _count_batch(self, computed: Computed, now: float) -> None:
         counts = self.counts
