@@ -15,5 +15,6 @@ def bundle(tmp_path_factory):
 def tree(bundle, tmp_path_factory):
     """All seven nodes, without limits: the calibrated thresholds decide."""
     logs = tmp_path_factory.mktemp("logs")
-    with LocalCluster(bundle, options=["--set=control=threshold", "--set=forward=feature"], logs=logs) as cluster:
+    options = ["--set=control=threshold", "--set=forward=feature", "--set=forward_timeout=30"]
+    with LocalCluster(bundle, options=options, logs=logs) as cluster:
         yield cluster

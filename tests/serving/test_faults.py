@@ -182,7 +182,10 @@ def test_overload_is_refused_cleanly_memory_stays_flat_and_it_recovers_at_once(e
         async def flood(seconds):
             codes = Counter()
             ends = time.monotonic() + seconds
-            data = message(eager).SerializeToString()
+            request = message(eager)
+            request.inputs[0].shape[0] = 7  # two of them do not fit into the queue
+            request.raw_input_contents[0] = eager.samples().inputs[:7].tobytes()
+            data = request.SerializeToString()
 
             async def caller(call):
                 while time.monotonic() < ends:

@@ -38,13 +38,12 @@ class Answers:
     nodes: list[str]  # that answered
     confidences: npt.NDArray[np.float32]  # (N,) of the exit that answered
 
-    def overwrite(self, rows: Sequence[int], other: Answers, other_rows: Sequence[int]) -> None:
-        """Put `other_rows` of `other` into `rows`."""
-        for row, source in zip(rows, other_rows, strict=True):
-            self.scores[row] = other.scores[source]
-            self.exits[row] = other.exits[source]
-            self.nodes[row] = other.nodes[source]
-            self.confidences[row] = other.confidences[source]
+    def overwrite(self, row: int, other: Answers, other_row: int) -> None:
+        """Put one row of `other` into `row`."""
+        self.scores[row] = other.scores[other_row]
+        self.exits[row] = other.exits[other_row]
+        self.nodes[row] = other.nodes[other_row]
+        self.confidences[row] = other.confidences[other_row]
 
     def raw(self, name: str) -> bytes:
         """The contents of an output."""

@@ -12,10 +12,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 SMOOTHING = 0.2  # of the averages below
-INLINE_SECONDS = 0.002  # a batch quicker than this is computed in the event loop: a thread would cost more
+# A batch quicker than this is computed in the event loop, where a thread would cost more: its protocol could overlap
+# with others' computing, but while requests come one by one there are no others.
+INLINE_SECONDS = 0.002
+INLINE_SECONDS_ALONE = 0.05
 
 
 class OverloadedError(Exception):
@@ -94,13 +98,13 @@ class Batcher(Generic[J, R]):
         if self._timer is not None:
             self._timer.cancel()
         else:
-            self._since = self._loop.time()
+            self._since = monotonic()
         self._came = False
         self._timer = self._loop.call_soon(self._gather)
 
     def _gather(self) -> None:
         """Once more around the event loop if others came in this turn; else wait for the usual size, or begin."""
-        waited = self._loop.time() - self._since
+        waited = monotonic() - self._since
         left = min(self._max_wait, self._usual_seconds) - waited
         if self.queued >= self._max_batch:
             self._start()
@@ -117,8 +121,8 @@ class Batcher(Generic[J, R]):
         jobs = self._take()
         if not jobs:
             return
-        started = self._loop.time()
-        if 0 < self._usual_seconds < INLINE_SECONDS:
+        started = monotonic()
+        if 0 < self._usual_seconds < (INLINE_SECONDS if self._usual_batch > 1.5 else INLINE_SECONDS_ALONE):
             try:
                 result: R | Exception = self._compute(jobs)
             except Exception as error:
@@ -132,7 +136,7 @@ class Batcher(Generic[J, R]):
     def _finish(self, jobs: Sequence[J], result: R | Exception, started: float) -> None:
         self._busy = False
         size = sum(job.size for job in jobs)
-        seconds = self._loop.time() - started
+        seconds = monotonic() - started
         usual = self._usual_seconds or seconds
         self._usual_seconds = usual + SMOOTHING * (min(seconds, 2 * usual) - usual)  # one hiccup is not the usual
         self._usual_batch += SMOOTHING * (size - self._usual_batch)

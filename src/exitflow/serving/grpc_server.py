@@ -7,6 +7,7 @@ import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -85,7 +86,7 @@ class InferenceService:
                 wanted.loaded,
                 wanted.carry,
                 start=wanted.start,
-                deadline=self._loop.time() + timeout,
+                deadline=monotonic() + timeout,
                 child=wanted.child,
             )
         except Exception as error:

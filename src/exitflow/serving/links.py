@@ -102,7 +102,7 @@ class ParentLink:
         """What the parent must be ready with before requests flow again."""
         self._expects = (model, version)
 
-    async def infer(self, request: Any, samples: int, timeout: float) -> Any:
+    async def infer(self, request: Any, timeout: float) -> Any:
         """The parent's ModelInferResponse, or a LinkError."""
         data = request.SerializeToString()
         self.counts.bytes_sent += len(data)

@@ -83,7 +83,10 @@ def _infer(datatype: str, shape: list[int]) -> dict[str, Any]:
     )
     output = {
         "type": "object",
-        "properties": {"name": {"enum": list(OUTPUTS)}, "parameters": {"type": "object"}},
+        "properties": {
+            "name": {"enum": list(OUTPUTS)},
+            "parameters": {"type": "object", "properties": {"binary_data": {"type": "boolean"}}},
+        },
         "required": ["name"],
     }
     body = {

@@ -14,7 +14,8 @@ from exitflow.errors import suggestion
 from exitflow.serving import codecs
 from exitflow.serving.answers import FEATURES, INPUT, OUTPUTS, BadRequestError
 from exitflow.serving.bundle import DATATYPES
-from exitflow.serving.node import Loaded, Node, UnknownVersionError
+from exitflow.serving.jobs import Loaded
+from exitflow.serving.node import Node
 
 MAX_SAMPLES = 1024  # in one request; the segments were exported for no more
 _CONTENTS = {"UINT8": "uint_contents", "FP32": "fp32_contents"}
@@ -188,14 +189,3 @@ def _finite(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
 def _parameter(value: Any) -> Any:
     which = value.WhichOneof("choice")
     return getattr(value, which) if which else None
-
-
-__all__ = [
-    "Tensor",
-    "UnknownModelError",
-    "UnknownVersionError",
-    "Wanted",
-    "check_model",
-    "understand",
-    "understand_message",
-]

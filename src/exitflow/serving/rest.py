@@ -14,6 +14,7 @@ import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 from urllib.parse import unquote
 
@@ -168,7 +169,7 @@ class RestApp:
             parameters,
             may_forward=False,
         )
-        deadline = self._loop.time() + wanted.timeout
+        deadline = monotonic() + wanted.timeout
         answers = await self._node.infer(wanted.loaded, wanted.carry, deadline=deadline)
         bundle = wanted.loaded.bundle
         head = {"model_name": bundle.manifest.name, "model_version": bundle.version}
@@ -277,7 +278,8 @@ def _understand_json(
     if not named:
         raise BadRequestError("'outputs' must be a list of tensors with a 'name'")
     for output in outputs:
-        _object(output, "parameters")
+        _flag(_object(output, "parameters"), "binary_data")
+    _flag(_object(document, "parameters"), "binary_data_output")
     return Tensor(name, datatype, shape, data), outputs, _object(document, "parameters")
 
 
@@ -286,6 +288,11 @@ def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise BadRequestError(f"{key!r} must be a JSON object")
     return value
+
+
+def _flag(holder: Mapping[str, Any], key: str) -> None:
+    if not isinstance(holder.get(key, False), bool):
+        raise BadRequestError(f"{key!r} must be true or false")
 
 
 def _flat(data: Any, most: int) -> Iterator[float]:

@@ -18,7 +18,6 @@ from exitflow.serving.addresses import is_loopback, parse_address
 from exitflow.serving.bundle import load_bundle
 from exitflow.serving.grpc_server import start_grpc
 from exitflow.serving.node import Node
-from exitflow.serving.rest import start_rest
 from exitflow.serving.security import Security
 from exitflow.serving.spec import ServingSpec
 
@@ -93,6 +92,8 @@ async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExit
         stack.push_async_callback(server.stop, GRACE)
         where[kind] = f"{parse_address(address, '')[0]}:{port}"
     if options.http:
+        from exitflow.serving.rest import start_rest  # 8 MB that a node without HTTP does without
+
         host, port = parse_address(options.http, "--http")
         rest = await start_rest(node, host, port, security)
         stack.push_async_callback(rest.close)
