@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exitflow import __version__
+from exitflow.commands import serving
 from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, suggestion
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.terminal import (
@@ -38,6 +39,13 @@ EXTRAS = {  # package -> the extra that installs it
     "cryptography": "flower",
     "dp_accounting": "flower",
     "ray": "ray",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "serve",
+    "grpc": "serve",
+    "google": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 
 
@@ -60,9 +68,10 @@ class _Group(click.Group):
                 raise
             problem, exit_code = "not enough memory: choose a smaller model, batch or number of workers", 1
         except ModuleNotFoundError as error:
-            if error.name not in EXTRAS:
+            extra = EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is None:
                 raise
-            problem, exit_code = str(MissingExtraError(error.name, EXTRAS[error.name])), 2
+            problem, exit_code = str(MissingExtraError(str(error.name), extra)), 2
         click.echo(f"exitflow: {problem}", err=True)
         return ctx.exit(exit_code)
 
@@ -584,6 +593,10 @@ def worker(name: str, path: str, states: str, data_dir: str | None) -> None:
     from exitflow.experiments.federation_node import run_worker
 
     run_worker(name, Path(path), states=Path(states), data_dir=data_dir)
+
+
+for command in serving.COMMANDS:
+    main.add_command(command)
 
 
 def _overrides(
