@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exitflow.commands.options import data_dir_option, json_option, print_json
+from exitflow.errors import MissingExtraError
 from exitflow.report.terminal import percent, print_table, rate
 from exitflow.routing import CONFIDENCES
 
@@ -47,8 +48,11 @@ def export(
       exitflow export runs/campus --out bundles/campus
       exitflow export runs/campus --out bundles/campus-int8 --quantize int8
     """
-    from exitflow.experiments.runs import Run
-    from exitflow.serving.export import Trained, export_bundle
+    try:
+        from exitflow.experiments.runs import Run
+        from exitflow.serving.export import Trained, export_bundle
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "export") from None
 
     loaded = Run(run)
     system, dataset = loaded.system, _dataset(loaded, data_dir)
@@ -146,7 +150,8 @@ def up(bundle: str, settings: tuple[str, ...], as_json: bool) -> None:
 
     serving_spec(settings)
     loaded = load_bundle(bundle)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT too: a shell's background jobs ignore it
+        signal.signal(number, signal.default_int_handler)
     cluster = LocalCluster(loaded, options=[f"--set={text}" for text in settings])
     with cluster, cluster.announced():
         _print_places(cluster, as_json)
