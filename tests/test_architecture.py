@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "exitflow"
 # From the top to the bottom; a module may import from its own layer and from those below it.
 LAYERS = (
     "cli",
+    "commands",
     "report",
     "experiments",
     "evaluation",

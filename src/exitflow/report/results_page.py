@@ -1,0 +1,211 @@
+"""The report on a folder of results: the paper's tables and ours, beside the paper's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from exitflow.experiments.figures import Spread, TableFigures
+from exitflow.experiments.results import Results
+from exitflow.experiments.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
+from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, signed, table_grid
+from exitflow.report.origin import origin_facts
+from exitflow.report.page import Field, Page, PageTable, Section
+from exitflow.report.plots import Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
+from exitflow.report.series import Series
+from exitflow.report.terminal import percent, spread
+
+_SHORT = {"ours": "auto and ours", "parts": "the parts of ours"}
+
+
+def results_page(results: Results) -> Page:
+    """All that is there; what is not is shown as missing."""
+    grids = [table_grid(table, name, results) for table in TABLES.values() for name in table.datasets]
+    overview = Section("overview", "What is here", tables=[_overview(grids)])
+    tables = [
+        _table_section(table, [grid for grid in grids if grid.table is table], results) for table in TABLES.values()
+    ]
+    return Page(
+        "Results beside the paper's",
+        "Accuracy of the whole system as served, for the serving settings and trainings of Kaplan et al. (AAAI 2025), "
+        "and for trainings of ours.",
+        origin_facts(results),
+        [overview, *tables, _variance_section(results), *_error_section(results), *_trainings_section(results)],
+    )
+
+
+def _overview(grids: Sequence[Grid]) -> PageTable:
+    rows = []
+    for table in TABLES.values():
+        fields = []
+        for dataset in DATASETS:
+            grid = next((each for each in grids if each.table is table and each.dataset == dataset), None)
+            if grid is None:
+                fields.append(Field("not in the paper", missing=True))
+            else:
+                seeds = f"seeds {', '.join(map(str, grid.seeds))}" if len(grid.seeds) > 1 else ""
+                seeds = seeds or (f"seed {grid.seeds[0]}" if grid.seeds else "")
+                fields.append(Field(f"{grid.num_found} of {len(grid.entries)}", seeds, missing=not grid.num_found))
+        rows.append((table.title, fields))
+    return PageTable("Cells with a result", ["", *(DATASET_TITLES[name] for name in DATASETS)], rows)
+
+
+def _table_section(table: Table, grids: Sequence[Grid], results: Results) -> Section:
+    parts = [
+        Section(
+            f"{table.name}-{grid.dataset}",
+            DATASET_TITLES[grid.dataset],
+            tables=[_grid_table(grid)],
+            plots=list(_plots(grid, results)),
+        )
+        for grid in grids
+    ]
+    return Section(table.name, table.title, parts=parts)
+
+
+def _grid_table(grid: Grid) -> PageTable:
+    notes = [*grid.notes]
+    if grid.has_paper:
+        notes.append("Below each figure: the paper's, and the difference from it in points.")
+    if any(entry.best for entry in grid.entries):
+        notes.append("Marked: the best of a column.")
+    rows = [(label, [_field(grid, entry) for entry in entries]) for label, entries in grid.rows.items()]
+    summary = [
+        (label, [_summary_field(value, as_difference="ahead" in label) for value in values])
+        for label, values in grid.summary.items()
+    ]
+    caption = f"{grid.title}: columns are the % of requests that exits 1-2-3 answer"
+    return PageTable(caption, ["", *grid.table.settings], rows, notes, summary)
+
+
+def _field(grid: Grid, entry: Entry) -> Field:
+    text = spread(entry.measured.mean, entry.measured.std) if entry.measured else MISSING
+    detail = ""
+    if entry.paper:
+        detail = f"paper {percent(entry.paper.mean)}"
+    if entry.difference is not None:
+        detail += f", {signed(entry.difference)}"
+    raised = str(entry.num_seeds) if grid.raised(entry) else ""
+    return Field(text, detail, best=entry.best, missing=entry.measured is None, raised=raised)
+
+
+def _summary_field(value: float | None, *, as_difference: bool) -> Field:
+    if value is None:
+        return Field(MISSING, missing=True)
+    return Field(signed(value) if as_difference else percent(value))
+
+
+def _plots(grid: Grid, results: Results) -> Iterator[Plot]:
+    """Those of a table with results; a table of one column says it all itself."""
+    settings = grid.table.settings
+    if not grid.num_found or len(settings) < 2:
+        return
+    where = f"{grid.table.title.partition(':')[0]}, {DATASET_TITLES[grid.dataset]}"
+    where = where.replace("Beyond the paper", _SHORT.get(grid.table.name, ""))
+    stem = f"{grid.table.name}-{grid.dataset}"
+    yield from _settings_plots(grid, stem, where)
+    ends = {each: _series(grid, each, results) for each in (settings[0], settings[-1])}
+    if any(ends.values()):
+        panels = {f"trained for {setting}": _exit_lines(series) for setting, series in ends.items() if series}
+        yield exits_plot(f"{stem}-exits", f"{where}: each exit on all test images", panels)
+    setting, series = next(((key, found) for key, found in ends.items() if found), ("", []))
+    if series:
+        exits = range(1, series[0].trainings[0].system.topology.num_exits + 1)
+        learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
+        weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
+        title = f"{where}: learning, trained for {setting}"
+        yield curves_plot(f"{stem}-learning", title, "validation accuracy, %", learned, series)
+        yield curves_plot(f"{stem}-weights", f"{where}: weights, trained for {setting}", "weight, %", weights, series)
+
+
+def _settings_plots(grid: Grid, stem: str, where: str) -> Iterator[Plot]:
+    """What was measured, and what the paper reports, on one scale."""
+    rows = [(_row_series(grid, label, ()), entries) for label, entries in grid.rows.items()]
+    values = [each.mean for entry in grid.entries for each in (entry.measured, entry.paper) if each]
+    limits = (max(0.0, 100 * min(values) - 5), min(100.0, 100 * max(values) + 5))
+    settings = grid.table.settings
+    measured = [Line(series, [entry.measured for entry in entries]) for series, entries in rows]
+    measured = [line for line in measured if any(line.values)]
+    yield settings_plot(f"{stem}-settings", f"{where}: as measured here", settings, measured, limits)
+    if grid.has_paper:
+        paper = [Line(series, [entry.paper for entry in entries]) for series, entries in rows]
+        yield settings_plot(f"{stem}-settings-paper", f"{where}: as the paper reports", settings, paper, limits)
+
+
+def _row_series(grid: Grid, label: str, trainings: tuple[object, ...]) -> Series:
+    return Series(label, grid.table.row(label).weighting, trainings)  # type: ignore[arg-type]
+
+
+def _series(grid: Grid, setting: str, results: Results) -> list[Series]:
+    """The rows of a table that have a training for that setting."""
+    figures = TableFigures(grid.table, results, grid.seeds)
+    found = [
+        _row_series(grid, label, tuple(figures.found(figures.cell(grid.dataset, label, setting))))
+        for label in grid.rows
+    ]
+    return [series for series in found if series.trainings]
+
+
+def _exit_lines(series: Sequence[Series]) -> list[Line]:
+    lines = []
+    for each in series:
+        by_seed = [result.exit_accuracy for result in each.trainings]  # type: ignore[attr-defined]
+        lines.append(Line(each, [Spread.of(values) for values in zip(*by_seed, strict=True)]))
+    return lines
+
+
+def _variance_section(results: Results) -> Section:
+    tables = []
+    for dataset in DATASETS:
+        rows = []
+        for seed in results.seeds():
+            found = results.gradient_variance(dataset, seed)
+            if found:
+                rows.append((f"seed {seed}", [Field(f"{value:.2e}") for value in found["gradient_variance"]]))
+        rows = rows or [("measured", [Field(MISSING, missing=True)] * 3)]
+        rows.append(("the paper", [Field(f"{value:.2e}") for value in published_gradient_variance(dataset)]))
+        tables.append(PageTable(DATASET_TITLES[dataset], ["", "exit 1", "exit 2", "exit 3"], rows))
+    text = "The mean variance of the gradient's elements at each exit, before training."
+    return Section("gradient-variance", "Table 3: gradient variance", text, tables)
+
+
+def _error_section(results: Results) -> list[Section]:
+    """Of all rows of Table 1 and of ours that measured their gradients."""
+    plots = []
+    for dataset in DATASETS:
+        terms = dict(_error_terms(dataset, results))
+        if terms:
+            title = f"{DATASET_TITLES[dataset]}: what the weights cost by the error bound"
+            plots.append(error_terms_plot(f"error-terms-{dataset}", title, terms))
+    text = (
+        "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated so "
+        "that no part exceeds the loss that can be lost. Only weightings that measure gradients before training have it."
+    )
+    return [Section("error-terms", "The error bound", text, plots=plots)] if plots else []
+
+
+def _error_terms(dataset: str, results: Results) -> Iterator[tuple[str, Mapping[str, Spread]]]:
+    for name in ("table1", "parts"):
+        grid = table_grid(TABLES[name], dataset, results)
+        for setting in dict.fromkeys((grid.table.settings[0], NEUTRAL_SETTING, grid.table.settings[-1])):
+            for series in _series(grid, setting, results):
+                if series.error_terms and not series.variant:
+                    yield f"{series.label}, {setting}", series.error_terms
+
+
+def _trainings_section(results: Results) -> list[Section]:
+    rows = []
+    for result in results.all():
+        figures = result.figures
+        minutes = figures.get("seconds")
+        fields = [
+            str(len(result.records)),
+            MISSING if minutes is None else f"{minutes / 60:.1f}",
+            str(figures.get("date", MISSING)),
+            str(figures.get("commit", MISSING)),
+        ]
+        rows.append((result.name, [Field(text) for text in fields]))
+    if not rows:
+        return []
+    caption = f"All {len(rows):,} trainings"
+    table = PageTable(caption, ["training", "rounds", "minutes", "date", "commit"], rows, closed=True)
+    return [Section("trainings", "Trainings", tables=[table])]
