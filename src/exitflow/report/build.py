@@ -9,13 +9,15 @@ from exitflow.experiments.results import Results, TrainingFolder
 from exitflow.report.page import Page, write_page
 from exitflow.report.results_page import results_page
 from exitflow.report.runs_page import runs_page
+from exitflow.report.terminal import progress_bar
 
 
 def build_report(folder: str | Path, out: str | Path | None = None) -> tuple[Path, int]:
     """Write the report on `folder`; the page, and the number of its figures."""
     folder = Path(folder)
     page = make_page(folder)
-    return write_page(page, Path(out) if out else folder / "report"), len(page.plots)
+    with progress_bar(len(page.plots), unit="figures") as show:
+        return write_page(page, Path(out) if out else folder / "report", show), len(page.plots)
 
 
 def make_page(folder: Path) -> Page:

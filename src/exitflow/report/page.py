@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from importlib import resources
@@ -51,6 +51,7 @@ class Section:
     tables: Sequence[PageTable] = ()
     plots: Sequence[Plot] = ()
     parts: Sequence[Section] = ()
+    short: str = ""  # for the contents
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,16 @@ class Page:
         return [plot for section in self.sections for part in (section, *section.parts) for plot in part.plots]
 
 
-def write_page(page: Page, out: Path) -> Path:
-    """`index.html`, and the figures as PNG files beside it."""
+def write_page(page: Page, out: Path, observer: Callable[[str, float], None] | None = None) -> Path:
+    """`index.html`, and the figures as PNG files beside it; `observer` is told how many are done."""
     figures = out / "figures"
     try:
         figures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{out}: cannot be written: {error.strerror}") from None
-    for plot in page.plots:
+    for count, plot in enumerate(page.plots):
+        if observer:
+            observer(plot.name, count)
         write_atomically(figures / f"{plot.name}.png", plot.png())
     write_atomically(out / "index.html", render(page).encode())
     return out / "index.html"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,16 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from exitflow.experiments.figures import Spread
 from exitflow.report.palette import DASHES, INK, LINES, MUTED, PAPER, TERMS, all_colours, colour_of, marker_of
 from exitflow.report.series import Curve, Series
 
 WIDTH = 5.2  # inches: two fit beside each other on a page, one on a phone
+WEIGHT_LIMITS = (-4.0, 104.0)  # of weights in %, with room for the markers
 TERM_NAMES = ("generalisation", "bias", "noise", "sampling")
 
 _STYLE = {
@@ -52,6 +54,7 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "exitflow",
 }
+_OUTER_LABEL: Any = {"fontsize": 9.5, "color": MUTED.light}
 
 
 @dataclass(frozen=True)
@@ -82,17 +85,21 @@ class Plot:
         return drawn.replace(">", f"><style>{modes}</style>", 1)
 
     def _saved(self, **options: object) -> bytes:
+        engine = self.figure.get_layout_engine()
+        if isinstance(engine, ConstrainedLayoutEngine):  # once is enough, and it takes most of the time
+            engine.execute(self.figure)
+            self.figure.set_layout_engine("none")
         file = io.BytesIO()
         self.figure.savefig(file, **options)  # type: ignore[arg-type]
         return file.getvalue()
 
 
 @contextmanager
-def _figure(title: str, height: float, panels: int = 1) -> Iterator[tuple[Figure, list[Axes]]]:
+def _figure(title: str, height: float, panels: int = 1, *, sharey: bool = False) -> Iterator[tuple[Figure, list[Axes]]]:
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         figure.get_layout_engine().set(h_pad=0.06, w_pad=0.06)  # type: ignore[union-attr, call-arg]
-        axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+        axes = figure.subplots(panels, 1, sharex=True, sharey=sharey, squeeze=False)[:, 0]
         figure.suptitle(title, x=0.012, ha="left", fontsize=10.5, fontweight="bold")
         yield figure, list(axes)
 
@@ -105,49 +112,58 @@ class Line:
     values: Sequence[Spread | None]
 
 
-def settings_plot(
-    name: str, title: str, settings: Sequence[str], lines: Sequence[Line], limits: tuple[float, float]
-) -> Plot:
-    """Accuracy as served over serving settings."""
-    with _figure(title, 3.7) as (figure, (axes,)):
-        _draw_lines(axes, lines)
-        axes.set_xticks(range(len(settings)), settings)
-        axes.set_xlim(-0.4, len(settings) - 0.6)
-        axes.set_xlabel("requests answered by exits 1-2-3, %")
-        axes.set_ylabel("accuracy as served, %")
-        axes.set_ylim(*limits)
-        _legend(figure, [line.series for line in lines])
-    return Plot(name, _alt(title, "accuracy as served over serving settings", lines), figure)
+def settings_plot(name: str, title: str, settings: Sequence[str], panels: Mapping[str, Sequence[Line]]) -> Plot:
+    """Accuracy as served over serving settings; all panels on one scale."""
+    drawing = _lines_plot(name, title, settings, panels)
+    drawing.figure.axes[-1].set_xlabel("requests answered by exits 1-2-3, %")
+    drawing.figure.supylabel("accuracy as served, %", **_OUTER_LABEL)
+    return drawing
 
 
 def exits_plot(name: str, title: str, panels: Mapping[str, Sequence[Line]]) -> Plot:
-    """Accuracy of each exit on all samples; a panel for each setting that was trained for."""
-    lines = next(iter(panels.values()))
-    num_exits = max(len(line.values) for line in lines)
-    with _figure(title, 1.5 + 1.9 * len(panels), len(panels)) as (figure, all_axes):
-        for axes, (panel, drawn) in zip(all_axes, panels.items(), strict=True):
-            _draw_lines(axes, drawn)
+    """Accuracy of each exit on all samples; all panels on one scale."""
+    num_exits = max(len(line.values) for lines in panels.values() for line in lines)
+    drawing = _lines_plot(name, title, [f"exit {exit}" for exit in range(1, num_exits + 1)], panels)
+    drawing.figure.supylabel("accuracy, %", **_OUTER_LABEL)
+    return drawing
+
+
+def _lines_plot(name: str, title: str, places: Sequence[str], panels: Mapping[str, Sequence[Line]]) -> Plot:
+    series = list({line.series.label: line.series for lines in panels.values() for line in lines}.values())
+    with _figure(title, _height(2.2, panels, series), len(panels), sharey=True) as (figure, all_axes):
+        for axes, (panel, lines) in zip(all_axes, panels.items(), strict=True):
+            _draw_lines(axes, lines, series)
             axes.set_title(panel)
-            axes.set_ylabel("accuracy, %")
-        all_axes[-1].set_xticks(range(num_exits), [f"exit {exit}" for exit in range(1, num_exits + 1)])
-        all_axes[-1].set_xlim(-0.4, num_exits - 0.6)
-        _legend(figure, [line.series for line in lines])
-    return Plot(name, _alt(title, "accuracy of each exit", lines), figure)
+        all_axes[-1].set_xticks(range(len(places)), places)
+        all_axes[-1].set_xlim(-0.4, len(places) - 0.6)
+        _legend(figure, series)
+    labels = ", ".join(each.label for each in series)
+    return Plot(name, f"{title}: {', '.join(panels)}; lines: {labels}.", figure)
 
 
 def curves_plot(
-    name: str, title: str, unit: str, panels: Mapping[str, Callable[[Series], Curve]], series: Sequence[Series]
+    name: str,
+    title: str,
+    unit: str,
+    panels: Mapping[str, Callable[[Series], Curve]],
+    series: Sequence[Series],
+    *,
+    limits: tuple[float, float] | None = None,
 ) -> Plot:
-    """Something in % over the rounds; a panel for each exit."""
-    with _figure(title, 1.1 + 1.5 * len(panels), len(panels)) as (figure, all_axes):
+    """Something in % over the rounds; every panel on a scale of its own, or all within `limits`."""
+    with _figure(title, _height(1.5, panels, series), len(panels)) as (figure, all_axes):
         for axes, (panel, curve_of) in zip(all_axes, panels.items(), strict=True):
             for each in series:
                 _draw_curve(axes, each, series, curve_of(each))
             axes.set_title(panel)
-            axes.set_ylabel(unit)
             axes.margins(x=0.02)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+            if limits:
+                axes.set_ylim(*limits)
+                axes.yaxis.set_major_locator(MultipleLocator(25))
         all_axes[-1].set_xlabel("round")
         all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        figure.supylabel(unit, **_OUTER_LABEL)
         _legend(figure, series)
     labels = ", ".join(each.label for each in series)
     return Plot(name, f"{title}: over rounds, for {', '.join(panels)}; lines: {labels}.", figure)
@@ -170,16 +186,16 @@ def error_terms_plot(name: str, title: str, terms: Mapping[str, Mapping[str, Spr
     return Plot(name, f"{title}: {', '.join(TERM_NAMES)} for {', '.join(terms)}.", figure)
 
 
-def _draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
+def _draw_lines(axes: Axes, lines: Sequence[Line], all_series: Sequence[Series]) -> None:
     """With bars for the standard deviation; moved aside a little, so that none hides another."""
-    series = [line.series for line in lines]
-    for index, line in enumerate(lines):
-        aside = 0.16 * ((index + 0.5) / len(lines) - 0.5)
+    labels = [each.label for each in all_series]
+    for line in lines:
+        aside = 0.16 * ((labels.index(line.series.label) + 0.5) / len(labels) - 0.5)
         places = [place + aside for place in range(len(line.values))]
         means = [100 * value.mean if value else np.nan for value in line.values]
         errors = [100 * value.std if value and value.std else np.nan for value in line.values]
         bars = None if np.isnan(errors).all() else errors
-        axes.errorbar(places, means, yerr=bars, capsize=2.5, elinewidth=1.1, **_look(line.series, series))
+        axes.errorbar(places, means, yerr=bars, capsize=2.5, elinewidth=1.1, **_look(line.series, all_series))
 
 
 def _draw_curve(axes: Axes, series: Series, others: Sequence[Series], curve: Curve) -> None:
@@ -207,16 +223,21 @@ def _look(series: Series, others: Sequence[Series]) -> dict[str, Any]:
 
 def _legend(figure: Figure, series: Sequence[Series]) -> None:
     handles = [Line2D([], [], label=each.label, **_look(each, series)) for each in series]
-    longest = max((len(each.label) for each in series), default=0)
-    columns = 4 if longest <= 12 and len(series) in (4, 7) else 3 if longest <= 14 else 2 if longest <= 34 else 1
+    columns = _legend_columns(series)
     figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(columns, len(series)),
-        columnspacing=1.2,
-        handlelength=2.4,
+        handles=handles, loc="outside lower left", ncols=columns, columnspacing=1.4, handlelength=2.6, fontsize=9
     )
 
 
-def _alt(title: str, what: str, lines: Sequence[Line]) -> str:
-    return f"{title}: {what}; lines: {', '.join(line.series.label for line in lines)}."
+def _legend_columns(series: Sequence[Series]) -> int:
+    """As many as fit beside each other; a label takes about 0.08 inches a letter, and its line 0.6."""
+    longest = max((len(each.label) for each in series), default=1)
+    most = max(1, min(len(series), int(WIDTH / (0.6 + 0.08 * longest))))
+    rows = -(-len(series) // most)
+    return -(-len(series) // rows)
+
+
+def _height(panel: float, panels: Collection[str], series: Sequence[Series]) -> float:
+    """Of a figure, in inches: title, panels, axis and legend."""
+    rows = -(-len(series) // _legend_columns(series))
+    return 0.75 + panel * len(panels) + 0.19 * rows

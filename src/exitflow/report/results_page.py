@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from exitflow.experiments.figures import Spread, TableFigures
-from exitflow.experiments.results import Results
+from exitflow.experiments.results import Result, Results
 from exitflow.experiments.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
 from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, signed, table_grid
 from exitflow.report.origin import origin_facts
 from exitflow.report.page import Field, Page, PageTable, Section
-from exitflow.report.plots import Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
+from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
 from exitflow.report.series import Series
 from exitflow.report.terminal import percent, spread
 
-_SHORT = {"ours": "auto and ours", "parts": "the parts of ours"}
+
+def short_title(table: Table) -> str:
+    """Table 1, and so on."""
+    return {"ours": "Ours", "parts": "Parts of ours"}.get(table.name, table.title.partition(":")[0])
 
 
 def results_page(results: Results) -> Page:
@@ -59,7 +62,7 @@ def _table_section(table: Table, grids: Sequence[Grid], results: Results) -> Sec
         )
         for grid in grids
     ]
-    return Section(table.name, table.title, parts=parts)
+    return Section(table.name, table.title, parts=parts, short=short_title(table))
 
 
 def _grid_table(grid: Grid) -> PageTable:
@@ -73,7 +76,7 @@ def _grid_table(grid: Grid) -> PageTable:
         (label, [_summary_field(value, as_difference="ahead" in label) for value in values])
         for label, values in grid.summary.items()
     ]
-    caption = f"{grid.title}: columns are the % of requests that exits 1-2-3 answer"
+    caption = "Columns: the % of requests that exits 1-2-3 answer"
     return PageTable(caption, ["", *grid.table.settings], rows, notes, summary)
 
 
@@ -99,49 +102,42 @@ def _plots(grid: Grid, results: Results) -> Iterator[Plot]:
     settings = grid.table.settings
     if not grid.num_found or len(settings) < 2:
         return
-    where = f"{grid.table.title.partition(':')[0]}, {DATASET_TITLES[grid.dataset]}"
-    where = where.replace("Beyond the paper", _SHORT.get(grid.table.name, ""))
+    where = f"{short_title(grid.table)}, {DATASET_TITLES[grid.dataset]}"
     stem = f"{grid.table.name}-{grid.dataset}"
-    yield from _settings_plots(grid, stem, where)
-    ends = {each: _series(grid, each, results) for each in (settings[0], settings[-1])}
-    if any(ends.values()):
-        panels = {f"trained for {setting}": _exit_lines(series) for setting, series in ends.items() if series}
-        yield exits_plot(f"{stem}-exits", f"{where}: each exit on all test images", panels)
-    setting, series = next(((key, found) for key, found in ends.items() if found), ("", []))
-    if series:
-        exits = range(1, series[0].trainings[0].system.topology.num_exits + 1)
-        learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
-        weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
-        title = f"{where}: learning, trained for {setting}"
-        yield curves_plot(f"{stem}-learning", title, "validation accuracy, %", learned, series)
-        yield curves_plot(f"{stem}-weights", f"{where}: weights, trained for {setting}", "weight, %", weights, series)
+    yield settings_plot(f"{stem}-settings", f"{where}: accuracy as served", settings, _settings_panels(grid))
+    found = {each: _series(grid, each, results) for each in (settings[0], settings[-1])}
+    ends = {setting: series for setting, series in found.items() if series}
+    if not ends:
+        return
+    panels = {f"trained for {setting}": _exit_lines(series) for setting, series in ends.items()}
+    yield exits_plot(f"{stem}-exits", f"{where}: each exit on all test images", panels)
+    setting, series = next(iter(ends.items()))
+    exits = range(1, series[0].trainings[0].system.topology.num_exits + 1)
+    learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
+    weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
+    title = f"{where}: learning, trained for {setting}"
+    yield curves_plot(f"{stem}-learning", title, "accuracy on validation data, %", learned, series)
+    title = f"{where}: weights of the exits, trained for {setting}"
+    yield curves_plot(f"{stem}-weights", title, "weight in training, %", weights, series, limits=WEIGHT_LIMITS)
 
 
-def _settings_plots(grid: Grid, stem: str, where: str) -> Iterator[Plot]:
-    """What was measured, and what the paper reports, on one scale."""
-    rows = [(_row_series(grid, label, ()), entries) for label, entries in grid.rows.items()]
-    values = [each.mean for entry in grid.entries for each in (entry.measured, entry.paper) if each]
-    limits = (max(0.0, 100 * min(values) - 5), min(100.0, 100 * max(values) + 5))
-    settings = grid.table.settings
-    measured = [Line(series, [entry.measured for entry in entries]) for series, entries in rows]
-    measured = [line for line in measured if any(line.values)]
-    yield settings_plot(f"{stem}-settings", f"{where}: as measured here", settings, measured, limits)
+def _settings_panels(grid: Grid) -> dict[str, list[Line]]:
+    """What was measured, and what the paper reports."""
+    rows = [(_row_series(grid, label), entries) for label, entries in grid.rows.items()]
+    panels = {"as measured here": [Line(series, [entry.measured for entry in entries]) for series, entries in rows]}
     if grid.has_paper:
-        paper = [Line(series, [entry.paper for entry in entries]) for series, entries in rows]
-        yield settings_plot(f"{stem}-settings-paper", f"{where}: as the paper reports", settings, paper, limits)
+        panels["as the paper reports"] = [Line(series, [entry.paper for entry in entries]) for series, entries in rows]
+    return {panel: [line for line in lines if any(line.values)] for panel, lines in panels.items()}
 
 
-def _row_series(grid: Grid, label: str, trainings: tuple[object, ...]) -> Series:
-    return Series(label, grid.table.row(label).weighting, trainings)  # type: ignore[arg-type]
+def _row_series(grid: Grid, label: str, trainings: Sequence[Result] = ()) -> Series:
+    return Series(label, grid.table.row(label).weighting, tuple(trainings))
 
 
 def _series(grid: Grid, setting: str, results: Results) -> list[Series]:
     """The rows of a table that have a training for that setting."""
     figures = TableFigures(grid.table, results, grid.seeds)
-    found = [
-        _row_series(grid, label, tuple(figures.found(figures.cell(grid.dataset, label, setting))))
-        for label in grid.rows
-    ]
+    found = [_row_series(grid, label, figures.found(figures.cell(grid.dataset, label, setting))) for label in grid.rows]
     return [series for series in found if series.trainings]
 
 
@@ -165,7 +161,7 @@ def _variance_section(results: Results) -> Section:
         rows.append(("the paper", [Field(f"{value:.2e}") for value in published_gradient_variance(dataset)]))
         tables.append(PageTable(DATASET_TITLES[dataset], ["", "exit 1", "exit 2", "exit 3"], rows))
     text = "The mean variance of the gradient's elements at each exit, before training."
-    return Section("gradient-variance", "Table 3: gradient variance", text, tables)
+    return Section("gradient-variance", "Table 3: gradient variance", text, tables, short="Table 3")
 
 
 def _error_section(results: Results) -> list[Section]:
@@ -178,7 +174,7 @@ def _error_section(results: Results) -> list[Section]:
             plots.append(error_terms_plot(f"error-terms-{dataset}", title, terms))
     text = (
         "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated so "
-        "that no part exceeds the loss that can be lost. Only weightings that measure gradients before training have it."
+        "that no part exceeds the loss that can be lost. Only trainings that measured their gradients have it."
     )
     return [Section("error-terms", "The error bound", text, plots=plots)] if plots else []
 

@@ -9,7 +9,7 @@ from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
 from exitflow.report.grids import MISSING
 from exitflow.report.page import Field, Page, PageTable, Section
-from exitflow.report.plots import Plot, curves_plot, error_terms_plot
+from exitflow.report.plots import WEIGHT_LIMITS, Plot, curves_plot, error_terms_plot
 from exitflow.report.series import Series, by_weighting
 from exitflow.report.terminal import percent, spread
 from exitflow.topology.rates import serving_plan
@@ -80,5 +80,5 @@ def _plots(series: Sequence[Series]) -> list[Plot]:
     panels = {"as served": Series.accuracy, **learned}
     return [
         curves_plot("learning", "Learning", "validation accuracy, %", panels, series),
-        curves_plot("weights", "Weights of the exits", "weight, %", weights, series),
+        curves_plot("weights", "Weights of the exits", "weight in training, %", weights, series, limits=WEIGHT_LIMITS),
     ]

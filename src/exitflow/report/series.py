@@ -8,6 +8,7 @@ from typing import Any
 
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
+from exitflow.federated.weighting import WEIGHTINGS
 
 Record = Mapping[str, Any]
 
@@ -71,7 +72,8 @@ def _validated(record: Record, key: str, exit: int | None = None) -> float | Non
 
 def by_weighting(trainings: Sequence[TrainingFolder]) -> list[Series]:
     """Of runs: those of one weighting are one series."""
-    names = list(dict.fromkeys(training.system.training.weighting for training in trainings))
+    found = {training.system.training.weighting for training in trainings}
+    names = [name for name in WEIGHTINGS if name in found]
     return [
         Series(name, name, tuple(each for each in trainings if each.system.training.weighting == name))
         for name in names
