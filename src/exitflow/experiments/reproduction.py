@@ -19,8 +19,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from exitflow.topology.settings import PAPER_SETTINGS
 KEPT = ("spec.toml", "rounds.jsonl", "profile.json")
 WORK = ".work"
 
+Reports = SimpleQueue[tuple[str, float]]  # the name of a training, and how much of it is done
 Observer = Callable[[str, float], None]  # what is being done; trainings done so far, with fractions
 
 
@@ -81,18 +82,20 @@ class Reproduction:
             return
         self.results.folder.mkdir(parents=True, exist_ok=True)
         context = mp.get_context("spawn")
-        with context.Manager() as manager:
-            reports: Any = manager.Queue()
-            pool = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context, initializer=_start_worker)
-            try:
-                running = {pool.submit(_do, self, job.name, job.system, reports): job.name for job in jobs}
-                self._watch(running, reports, {job.name: self._fraction_done(job) for job in jobs}, observer)
-            except BrokenProcessPool:
-                raise TrainingError("a training process was killed; run the same command again to go on") from None
-            finally:
-                for process in list((pool._processes or {}).values()):
-                    process.terminate()
-                pool.shutdown(wait=True, cancel_futures=True)
+        reports: Reports = context.SimpleQueue()
+        pool = ProcessPoolExecutor(
+            min(workers, len(jobs)), mp_context=context, initializer=_start_worker, initargs=(reports,)
+        )
+        try:
+            running = {pool.submit(_do, self, job.name, job.system): job.name for job in jobs}
+            self._watch(running, reports, {job.name: self._fraction_done(job) for job in jobs}, observer)
+        except BrokenProcessPool:
+            raise TrainingError("a training process was killed; run the same command again to go on") from None
+        finally:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
+            reports.close()
         with suppress(OSError):
             (self.results.folder / WORK).rmdir()  # which holds nothing any more
 
@@ -102,7 +105,11 @@ class Reproduction:
         return min(1.0, len(done) / job.system.training.rounds)
 
     def _watch(
-        self, running: Mapping[Future[None], str], reports: Any, fractions: dict[str, float], observer: Observer | None
+        self,
+        running: Mapping[Future[None], str],
+        reports: Reports,
+        fractions: dict[str, float],
+        observer: Observer | None,
     ) -> None:
         waiting = set(running)
         active: set[str] = set()
@@ -126,7 +133,7 @@ class Reproduction:
         if path.is_file():
             return
         system = system_for_variance(dataset, seed, self.scale)
-        assembly = Assembly(system, _dataset(dataset, self.data_dir))
+        assembly = Assembly(system, _dataset(system.data.name, self.data_dir))
         nodes = [node.name for node in system.topology.nodes]
         trainer = assembly.trainer(path.parent / WORK, device=self.device)
         profile = assembly.profile
@@ -142,10 +149,9 @@ def _activity(active: Collection[str]) -> str:
     return f"{first} and {len(active) - 1} more" if len(active) > 1 else first
 
 
-def _drain(reports: Any) -> Iterator[tuple[str, float]]:
-    with suppress(Empty):
-        while True:
-            yield reports.get_nowait()
+def _drain(reports: Reports) -> Iterator[tuple[str, float]]:
+    while not reports.empty():
+        yield reports.get()
 
 
 def _check_result(future: Future[None], name: str) -> None:
@@ -156,7 +162,12 @@ def _check_result(future: Future[None], name: str) -> None:
         raise type(error)(f"{name}: {error}") from None
 
 
-def _start_worker() -> None:
+_reports: Reports  # of a worker
+
+
+def _start_worker(reports: Reports) -> None:
+    global _reports
+    _reports = reports
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     torch.set_num_threads(1)
     commit()  # of the source as it is being loaded, not as it may be when a training ends
@@ -175,7 +186,7 @@ def _dataset(name: str, data_dir: str | None) -> Dataset:
     return load_dataset(name, data_dir=data_dir)
 
 
-def _do(reproduction: Reproduction, name: str, system: System, reports: Any) -> None:
+def _do(reproduction: Reproduction, name: str, system: System) -> None:
     """One training, from wherever it stands to its result."""
     started = time.perf_counter()
     folder = reproduction.results.folder
@@ -186,10 +197,10 @@ def _do(reproduction: Reproduction, name: str, system: System, reports: Any) -> 
         backend="serial",
         device=reproduction.device,
         dataset=dataset,
-        observer=lambda rounds: reports.put((name, rounds / system.training.rounds)),
+        observer=lambda rounds: _reports.put((name, rounds / system.training.rounds)),
     )
     _publish(run, dataset, folder / name, {"seconds": round(time.perf_counter() - started, 1)}, reproduction.device)
-    reports.put((name, 1.0))
+    _reports.put((name, 1.0))
 
 
 def _publish(run: Run, dataset: Dataset, folder: Path, extra: dict[str, Any], device: str) -> None:
