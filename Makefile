@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 install: .venv/.installed  ## .venv with the exitflow command in it
 
@@ -33,6 +33,9 @@ format: .venv/.installed-dev  ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+results-check: .venv/.installed  ## every figure of the docs against the records in results/
+	$(BIN)/exitflow report results/small --check docs/results.md --check README.md
+
 bench: .venv/.installed-dev  ## every benchmark; minutes on an idle machine
 	$(BIN)/python -m benchmarks
 
@@ -43,11 +46,11 @@ clean:  ## remove .venv and caches (runs/ stays)
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[export,serve,train]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[export,report,serve,train]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test check format results-check bench clean

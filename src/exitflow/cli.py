@@ -12,6 +12,7 @@ import click
 
 from exitflow import __version__
 from exitflow.commands import serving
+from exitflow.commands.report import report
 from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, suggestion
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.terminal import (
@@ -46,6 +47,8 @@ EXTRAS = {  # package -> the extra that installs it
     "google": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
+    "jinja2": "report",
+    "matplotlib": "report",
 }
 
 
@@ -58,7 +61,7 @@ class _Group(click.Group):
         except ExitflowError as error:
             problem, exit_code = str(error), error.exit_code
         except KeyboardInterrupt:
-            problem, exit_code = "interrupted; `train --resume` and `compare` go on where they were", 130
+            problem, exit_code = "interrupted; `train --resume`, `compare` and `reproduce` go on where they were", 130
         except OSError as error:
             if error.errno == errno.EPIPE:  # a reader such as `head` has seen enough
                 raise
@@ -391,7 +394,7 @@ def reproduce(
     import os
     from pathlib import Path
 
-    from exitflow.experiments.figures import TableFigures
+    from exitflow.experiments.figures import TableFigures, gradient_variance_json
     from exitflow.experiments.reproduction import Reproduction
     from exitflow.experiments.results import Results
     from exitflow.experiments.tables import GRADIENT_VARIANCE, TABLES, find_table
@@ -400,21 +403,22 @@ def reproduce(
     names, numbers = _dataset_names(datasets), _seeds(seeds)
     results = Results(out or Path("results") / scale)
     reproduction = Reproduction(results, scale, data_dir, device)
+    reproduction.check(names)
     jobs = reproduction.missing(chosen, numbers, names)
+    measured = [(name, seed) for name in names for seed in numbers] if table in ("all", GRADIENT_VARIANCE) else []
     with progress_bar(len(jobs), unit="trainings") as show:
         reproduction.run(jobs, workers=workers or os.cpu_count() or 1, observer=show)
-        if table in ("all", GRADIENT_VARIANCE):
-            for name in names:
-                for seed in numbers:
-                    show(f"gradient variance, {name}, seed {seed}", len(jobs))
-                    reproduction.measure_gradient_variance(name, seed)
+        for name, seed in measured:
+            show(f"gradient variance, {name}, seed {seed}", len(jobs))
+            reproduction.measure_gradient_variance(name, seed)
     figures = [TableFigures(each, results, tuple(numbers)) for each in chosen]
     if as_json:
-        _print_json([each.to_json() for each in figures])
+        tables = [each.to_json(names) for each in figures]
+        _print_json(tables + ([gradient_variance_json(results, names, numbers)] if measured else []))
         return
     for each in figures:
         print_figures(each, names)
-    if table in ("all", GRADIENT_VARIANCE):
+    if measured:
         print_gradient_variance(results, names, numbers)
 
 
@@ -597,6 +601,7 @@ def worker(name: str, path: str, states: str, data_dir: str | None) -> None:
 
 for command in serving.COMMANDS:
     main.add_command(command)
+main.add_command(report)
 
 
 def _overrides(

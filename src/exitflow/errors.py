@@ -7,6 +7,7 @@
     ├── TrainingError             training itself had to stop
     ├── BundleError               a bundle is missing, damaged, or not what is needed
     ├── ServingError              a node or a tree of nodes cannot be started, reached or used as asked
+    ├── StaleFiguresError         a document says something else than the records
     └── MissingExtraError         an optional dependency is not installed
 
 The command line prints the message as one sentence and ends with `exit_code`: 2 for what the user can
@@ -61,6 +62,12 @@ class BundleError(ExitflowError):
 
 class ServingError(ExitflowError):
     """A node or a tree of nodes cannot be started, reached or used as asked."""
+
+
+class StaleFiguresError(ExitflowError):
+    """A document says something else than the records it was made from."""
+
+    exit_code = 1
 
 
 class MissingExtraError(ExitflowError):
