@@ -50,9 +50,14 @@ class Assembly:
         """The network with its initial weights, the same for all nodes."""
         seed = derive(self.system.training.seed, "model")
         try:
-            return build_model(self.system.model, self.dataset.input_shape, self.dataset.num_classes, seed=seed)
+            model = build_model(self.system.model, self.dataset.input_shape, self.dataset.num_classes, seed=seed)
         except ValueError as error:
             raise ConfigError(f"does not fit data set {self.dataset.name!r}: {error}", key="model") from None
+        num_exits = self.system.topology.num_exits
+        if model.num_exits != num_exits:
+            problem = f"has {model.num_exits} exits, but the deepest node stands at exit {num_exits}"
+            raise ConfigError(problem, key="model")
+        return model
 
     @cached_property
     def costs(self) -> tuple[ExitCost, ...]:
