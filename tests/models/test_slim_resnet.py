@@ -24,7 +24,7 @@ def randomised(spec, seed=0):
     """Every tensor random, so that no wrong slice goes unseen."""
     model = build_model(spec, (3, 8, 8), 5, seed=seed).double()
     generator = torch.Generator().manual_seed(seed)
-    for name, tensor in model.state_dict().items():
+    for tensor in model.state_dict().values():
         tensor.copy_(torch.rand(tensor.shape, dtype=torch.float64, generator=generator) + 0.1)
     return model
 

@@ -14,7 +14,17 @@ from typing import Any
 
 import tomli_w
 
-from exitflow.config import assign, check_keys, decode, decode_list, encode, located, parse_assignment, read_toml
+from exitflow.config import (
+    assign,
+    check_keys,
+    decode,
+    decode_list,
+    encode,
+    located,
+    parse_assignment,
+    read_toml,
+    require,
+)
 from exitflow.data.spec import DataSpec
 from exitflow.errors import ConfigError
 from exitflow.experiments.presets import preset
@@ -42,6 +52,9 @@ class System:
         num_exits = self.topology.num_exits
         object.__setattr__(self, "model", located("model", self.model.resolve, num_exits))
         shares = located("data", self.data.shares, num_exits)
+        given = self.training.exit_weights
+        problem = f"one for each of the {num_exits} exits, got {list(given)}"
+        located("training", require, len(given) in (0, num_exits), "exit_weights", problem)
         by_layer = {node.name: shares[node.exit - 1] for node in self.topology.nodes}
         check_every_exit_is_trained(located("training", probability_matrix, self.topology, by_layer, self.training))
 

@@ -25,7 +25,7 @@ from exitflow.federated.measuring import GradientTable, measure_gradients
 from exitflow.federated.run_dir import RunDir, save_state
 from exitflow.federated.traffic import link_bytes
 from exitflow.federated.types import Backend, ServerState
-from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, WEIGHTINGS, ExitProfile
+from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, ExitProfile
 from exitflow.files import write_atomically
 from exitflow.tensors import num_bytes, take
 from exitflow.theory.costs import calibrated_costs
@@ -137,7 +137,7 @@ class Training:
     def _weighting(self, profile: ExitProfile, round: int) -> FloatArray:
         """The weights by what is known when `round` begins."""
         served_error = self._served_error(round)
-        return WEIGHTINGS[self._spec.weighting](replace(profile, served_error=served_error), round)
+        return self._spec.exit_weighting(replace(profile, served_error=served_error), round)
 
     def _served_error(self, round: int) -> FloatArray | None:
         """On the last validation before `round`, which the records hold: so a resumed run knows the same."""
@@ -182,7 +182,7 @@ class Training:
         """What the weights of the last round cost by Theorem 1, calibrated; None where nothing was measured."""
         if profile.bound is None:
             return None
-        weights = WEIGHTINGS[self._spec.weighting](profile, self._spec.rounds)
+        weights = self._spec.exit_weighting(profile, self._spec.rounds)
         return calibrated_costs(profile.bound).terms(weights).to_json()
 
     def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
