@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -107,7 +107,8 @@ class Assembly:
         seed = derive(spec.seed, "partition")
         held = partition(self.dataset.train.labels, self.samples, seed=seed, dirichlet_alpha=data.dirichlet_alpha)
         indices = {node: torch.from_numpy(rows) for node, rows in held.items()}
-        node_data = NodeData(self.dataset.train, indices, self.dataset.preparation, augment=data.augment)
+        preparation = self.dataset.preparation if data.crop else replace(self.dataset.preparation, crop_padding=0)
+        node_data = NodeData(self.dataset.train, indices, preparation, augment=data.augment)
         states = NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None
         schedule = make_schedule(spec, self.num_steps)
         return LocalTrainer(self.model, node_data, spec, self.num_steps, schedule, states, device)
