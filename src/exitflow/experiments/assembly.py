@@ -22,7 +22,7 @@ from exitflow.federated.schedules import make_schedule
 from exitflow.federated.types import ServerState
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.build import build_model
-from exitflow.models.cost import ExitCost, exit_costs
+from exitflow.models.cost import ExitCost, exit_costs, joint_cost
 from exitflow.models.nested import NestedModel
 from exitflow.seeds import derive
 from exitflow.topology.rates import ServingPlan, serving_plan
@@ -63,6 +63,10 @@ class Assembly:
     def costs(self) -> tuple[ExitCost, ...]:
         """Of each exit."""
         return exit_costs(self.model, self.dataset.input_shape)
+
+    def multiply_adds(self, exits: tuple[int, ...]) -> int:
+        """Of these exits, computed together, for one input."""
+        return joint_cost(self.model, exits, self.dataset.input_shape).multiply_adds
 
     @cached_property
     def samples(self) -> dict[str, int]:

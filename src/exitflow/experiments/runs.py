@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,12 @@ from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
 from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
-from exitflow.experiments.system import System, load_system
+from exitflow.experiments.system import System, load_system, serving_as
 from exitflow.federated.run_dir import RunDir, load_state
 from exitflow.federated.types import ServerState
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
 from exitflow.tensors import copy_into
-from exitflow.topology.settings import with_setting
 
 
 class Run:
@@ -48,6 +49,11 @@ class Run:
         """A record per round."""
         return self.directory.records()
 
+    @property
+    def costs(self) -> TrainingCosts:
+        """Of all rounds so far."""
+        return TrainingCosts.of(self.records)
+
     def state(self) -> ServerState:
         """The trained model, or where an unfinished training stands."""
         if self.finished:
@@ -67,6 +73,21 @@ class Run:
         """The logits of all exits on the test set: one pass, from which any serving setting can be evaluated."""
         dataset = dataset or dataset_of(self.system)
         return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
+
+
+@dataclass(frozen=True)
+class TrainingCosts:
+    """What a training took."""
+
+    bytes_sent: int  # over all links, down and up
+    multiply_adds: int | None  # of the nodes' forward passes; None where the records are older than that count
+
+    @staticmethod
+    def of(records: Sequence[Mapping[str, Any]]) -> TrainingCosts:
+        """From the records of the rounds."""
+        one_way = sum(sum(record["link_bytes"].values()) for record in records)
+        counts = [record.get("multiply_adds") for record in records]
+        return TrainingCosts(2 * one_way, None if None in counts else sum(count or 0 for count in counts))
 
 
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
@@ -100,5 +121,5 @@ def evaluate(
     run = run if isinstance(run, Run) else Run(run)
     topology = run.system.topology
     if serving is not None:
-        topology = with_setting(topology, serving)
+        topology = serving_as(run.system, serving)
     return evaluate_plan(outputs or run.outputs(dataset), topology, confidence_kind=confidence)

@@ -8,7 +8,7 @@ load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ from exitflow.errors import ConfigError
 from exitflow.experiments.presets import preset
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.spec import TrainingSpec
-from exitflow.models.specs import EarlyExitResNet, ModelSpec, decode_model
+from exitflow.models.specs import EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
 from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
 from exitflow.topology.rates import check_requests_arrive
+from exitflow.topology.settings import with_setting
 
 _KEYS = ("name", "tiers", "nodes", "model", "data", "training")
 
@@ -63,6 +64,23 @@ class System:
         nodes = [encode(node) for node in self.topology.nodes]
         tables = {"model": encode(self.model), "data": encode(self.data), "training": encode(self.training)}
         return tomli_w.dumps({"name": self.name, **tables, "nodes": nodes})
+
+
+def serving_as(system: System, setting: str) -> Topology:
+    """The topology with limits under which its layers serve what `setting` says.
+
+    Where every node has a network of its own, its layer is that of the exit that this network was cut from.
+    """
+    if not isinstance(system.model, SeparateNetworks):
+        return with_setting(system.topology, setting)
+    numbers = {node.name: node.exit for node in system.topology.nodes}
+    layers = {name: system.model.exits[number - 1] for name, number in numbers.items()}
+    return with_exits(with_setting(with_exits(system.topology, layers), setting), numbers)
+
+
+def with_exits(topology: Topology, exits: Mapping[str, int]) -> Topology:
+    """The same nodes and links, at other exits."""
+    return Topology(tuple(replace(node, exit=exits[node.name]) for node in topology.nodes))
 
 
 def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from exitflow.federated.backends import open_backend
 from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
 from exitflow.federated.measuring import GradientTable, measure_gradients
 from exitflow.federated.run_dir import RunDir, save_state
-from exitflow.federated.traffic import link_bytes
-from exitflow.federated.types import Backend, ServerState
+from exitflow.federated.traffic import forward_multiply_adds, link_bytes
+from exitflow.federated.types import Backend, ServerState, Task
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, ExitProfile
 from exitflow.files import write_atomically
+from exitflow.models.specs import SeparateNetworks
 from exitflow.tensors import num_bytes, take
 from exitflow.theory.costs import calibrated_costs
 
@@ -99,6 +100,7 @@ class Training:
         self._run_dir = run_dir
         self._device = device
         self._coverage = functools.cache(assembly.model.coverage)
+        self._multiply_adds = functools.cache(assembly.multiply_adds)
 
     def run(self, backend_name: str, workers: int | None, observer: Observer | None) -> Run:
         """All rounds that are left, and then the trained model."""
@@ -197,9 +199,23 @@ class Training:
             "validation": self._validate(state),
             "num_tasks": len(report.tasks),
             "dropped": report.dropped,
-            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
+            "link_bytes": self._link_bytes(report.tasks, covered_bytes),
+            "multiply_adds": forward_multiply_adds(
+                report.tasks,
+                self._spec,
+                num_steps=self._assembly.num_steps,
+                samples=self._assembly.samples,
+                cost=self._multiply_adds,
+            ),
             "seconds": report.seconds,
         }
+
+    def _link_bytes(self, tasks: Sequence[Task], covered_bytes: Callable[..., int]) -> dict[str, int]:
+        """Nothing where networks share nothing: what a node has trained is what it would be sent."""
+        system = self._assembly.system
+        if isinstance(system.model, SeparateNetworks):
+            return {}
+        return link_bytes(system.topology, tasks, covered_bytes)
 
     def _validate(self, state: ServerState) -> dict[str, Any] | None:
         """Accuracy on validation data: of each exit, and of the system as served."""

@@ -6,6 +6,7 @@ taken as it is: no gradient flows into it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,11 @@ def soft_labels(logits: Sequence[Tensor], labels: Tensor, distillation: Distilla
     return [*((1 - share) * loss + share * distillation.loss(each, logits[-1]) for loss, each in taught), deepest]
 
 
+def _ramp(round: int, length: float) -> float:
+    """exp(-5 (1 - x)^2) while x, the share of the ramp that has passed, grows to 1 (DepthFL's own)."""
+    return math.exp(-5 * max(0.0, 1 - (round - 1) / length) ** 2) if length else 1.0
+
+
 _TAUGHT = {"mutual": mutual, "from-deepest": from_deepest, "soft-labels": soft_labels}
 
 
@@ -70,5 +76,6 @@ def make_objective(spec: TrainingSpec, round: int) -> Objective:
     if spec.objective == "labels" or round <= spec.distillation_start * spec.rounds:
         return from_labels
     objective = _TAUGHT[spec.objective]
-    distillation = Distillation(spec.distillation_weight, spec.distillation_temperature)
+    weight = spec.distillation_weight * _ramp(round, spec.distillation_ramp * spec.rounds)
+    distillation = Distillation(weight, spec.distillation_temperature)
     return lambda logits, labels: objective(logits, labels, distillation)

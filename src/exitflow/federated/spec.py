@@ -38,7 +38,8 @@ class TrainingSpec:
     objective: Literal["labels", "mutual", "from-deepest", "soft-labels"] = "labels"  # what an exit learns from
     distillation_weight: float = 1.0  # of what exits teach each other, beside the labels
     distillation_temperature: float = 1.0  # at which their answers are compared
-    distillation_start: float = 0.0  # the share of the rounds that pass before it begins
+    distillation_start: float = 0.0  # the share of the rounds that pass before it begins ...
+    distillation_ramp: float = 0.0  # ... or over which it grows to its full weight
     proximal_weight: float = 0.0  # mu of FedProx: how strongly a node is held to the model that it received
     server_step: Literal["coverage", "paper", "sample-mean", "node-mean"] = "coverage"
     server_learning_rate: float = 1.0  # eta_s
@@ -68,8 +69,10 @@ class TrainingSpec:
         for key in ("distillation_weight", "proximal_weight"):
             value = getattr(self, key)
             require(0 <= value <= MAX_FACTOR, key, f"must be from 0 to {MAX_FACTOR:g}, got {value}")
-        start, temperature = self.distillation_start, self.distillation_temperature
-        require(0 <= start <= 1, "distillation_start", f"must be from 0 to 1, got {start}")
+        for key in ("distillation_start", "distillation_ramp"):
+            value = getattr(self, key)
+            require(0 <= value <= 1, key, f"must be from 0 to 1, got {value}")
+        temperature = self.distillation_temperature
         valid = 0 < temperature <= MAX_FACTOR
         require(valid, "distillation_temperature", f"must be above 0, up to {MAX_FACTOR:g}, got {temperature}")
         share = self.objective != "soft-labels" or self.distillation_weight <= 1
