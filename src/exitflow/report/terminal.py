@@ -79,6 +79,16 @@ def spread(mean: float, std: float | None) -> str:
     return percent(mean) if std is None else f"{percent(mean)} ± {percent(std)}"
 
 
+def amount(value: float | None) -> str:
+    """12,345,678 as 12.3 M; a dash where nothing is known."""
+    if value is None:
+        return "-"
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
 def rate(requests_per_second: float) -> str:
     """With as many decimals as help."""
     return f"{requests_per_second:.2f}"
