@@ -342,8 +342,8 @@ def reproduce(
 ) -> None:
     """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
 
-    TABLE is table1, table2, table4, table5, table6, gradient-variance (the paper's Table 3), ours, parts, or all.
-    Trainings that several cells share run once; a run that was killed goes on where it stood.
+    TABLE is table1, table2, table4, table5, table6, gradient-variance (the paper's Table 3), ours, parts, peers, or
+    all. Trainings that several cells share run once; a run that was killed goes on where it stood.
 
     \b
     Example:

@@ -13,9 +13,10 @@ from typing import Any
 from exitflow.data.dataset import Dataset
 from exitflow.evaluation.accuracy import Evaluation
 from exitflow.experiments.assembly import dataset_of
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.methods import apply_method
-from exitflow.experiments.runs import TrainingCosts, evaluate
+from exitflow.experiments.runs import evaluate
 from exitflow.experiments.system import System
 from exitflow.experiments.training import resume_or_train
 from exitflow.models.specs import SeparateNetworks

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from exitflow.errors import RunError
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.files import write_atomically
 
 
@@ -50,6 +51,11 @@ class Result:
     def exit_accuracy(self) -> list[float]:
         """Of each exit on all samples."""
         return [float(value) for value in self.figures["exit_accuracy"]]
+
+    @property
+    def costs(self) -> TrainingCosts:
+        """What the training took."""
+        return TrainingCosts.of(self.records)
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
 from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.system import System, load_system, serving_as
 from exitflow.federated.run_dir import RunDir, load_state
 from exitflow.federated.types import ServerState
@@ -73,21 +72,6 @@ class Run:
         """The logits of all exits on the test set: one pass, from which any serving setting can be evaluated."""
         dataset = dataset or dataset_of(self.system)
         return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
-
-
-@dataclass(frozen=True)
-class TrainingCosts:
-    """What a training took."""
-
-    bytes_sent: int  # over all links, down and up
-    multiply_adds: int | None  # of the nodes' forward passes; None where the records are older than that count
-
-    @staticmethod
-    def of(records: Sequence[Mapping[str, Any]]) -> TrainingCosts:
-        """From the records of the rounds."""
-        one_way = sum(sum(record["link_bytes"].values()) for record in records)
-        counts = [record.get("multiply_adds") for record in records]
-        return TrainingCosts(2 * one_way, None if None in counts else sum(count or 0 for count in counts))
 
 
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
