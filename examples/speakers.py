@@ -84,7 +84,5 @@ if __name__ == "__main__":
     run = train(system(), sys.argv[1], dataset=dataset, backend="processes")
     result = evaluate(run, dataset=dataset)
     for number, (alone, served) in enumerate(zip(result.exit_accuracy, result.exits, strict=True), start=1):
-        print(
-            f"exit {number}: right for {alone:.1%} of all utterances, and for {served.accuracy:.1%} of those it serves"
-        )
+        print(f"exit {number}: right for {alone:.1%} of all utterances, {served.accuracy:.1%} of those it serves")
     print(f"as served: {result.accuracy:.1%}")
