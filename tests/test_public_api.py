@@ -17,6 +17,7 @@ PUBLIC = {
     "Evaluation",
     "ExitflowError",
     "Explanation",
+    "FederationSpec",
     "Link",
     "MissingExtraError",
     "NestedModel",

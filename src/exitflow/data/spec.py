@@ -10,7 +10,7 @@ from exitflow.config import require
 from exitflow.data.partition import layer_shares
 from exitflow.errors import suggestion
 
-DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist")
+DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist", "own")
 
 
 @dataclass(frozen=True)

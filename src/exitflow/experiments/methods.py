@@ -215,7 +215,7 @@ METHODS: dict[str, Method] = {
     for method in (
         Method(
             "exitflow",
-            "all exits of a node at once, weighted halfway between what they serve and all alike",
+            "all exits of a node at once, weighted by what they serve, but for a tenth that all share",
             "this package",
             _exitflow,
             knows_serving_rates=True,

@@ -28,6 +28,7 @@ from exitflow.config import (
 from exitflow.data.spec import DataSpec
 from exitflow.errors import ConfigError
 from exitflow.experiments.presets import preset
+from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.spec import TrainingSpec
 from exitflow.models.specs import EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
@@ -35,7 +36,7 @@ from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
 from exitflow.topology.rates import check_requests_arrive
 from exitflow.topology.settings import with_setting
 
-_KEYS = ("name", "tiers", "nodes", "model", "data", "training")
+_KEYS = ("name", "tiers", "nodes", "model", "data", "training", "federation")
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,16 @@ class System:
     model: ModelSpec = field(default_factory=EarlyExitResNet)
     data: DataSpec = field(default_factory=DataSpec)
     training: TrainingSpec = field(default_factory=TrainingSpec)
+    federation: FederationSpec = field(default_factory=FederationSpec)
 
     def __post_init__(self) -> None:
         check_requests_arrive(self.topology)
         num_exits = self.topology.num_exits
         object.__setattr__(self, "model", located("model", self.model.resolve, num_exits))
         shares = located("data", self.data.shares, num_exits)
+        means = self.training.server_step in ("sample-mean", "node-mean")
+        problem = "needs server_step 'coverage' or 'paper', whose sums are known to be bounded"
+        located("federation", require, self.federation.clip_norm is None or not means, "clip_norm", problem)
         given = self.training.exit_weights
         problem = f"one for each of the {num_exits} exits, got {list(given)}"
         located("training", require, len(given) in (0, num_exits), "exit_weights", problem)
@@ -62,7 +67,7 @@ class System:
     def to_toml(self) -> str:
         """A file that gives the same system; tiers are written node by node."""
         nodes = [encode(node) for node in self.topology.nodes]
-        tables = {"model": encode(self.model), "data": encode(self.data), "training": encode(self.training)}
+        tables = {part: encode(getattr(self, part)) for part in ("model", "data", "training", "federation")}
         return tomli_w.dumps({"name": self.name, **tables, "nodes": nodes})
 
 
@@ -112,4 +117,5 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
         located("model", decode_model, table.get("model", {})),
         located("data", decode, DataSpec, table.get("data", {})),
         located("training", decode, TrainingSpec, table.get("training", {})),
+        located("federation", decode, FederationSpec, table.get("federation", {})),
     )

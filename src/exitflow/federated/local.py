@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from exitflow.data.dataset import Preparation, Split
+from exitflow.federated.compression import Compression
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.objectives import Objective, from_labels, make_objective
 from exitflow.federated.sampling import step_exits
@@ -67,6 +68,8 @@ class LocalTrainer:
     schedule: Schedule
     states: NodeStates | None = None  # where momentum stays between rounds; None: it starts from 0 in each
     device: str = "cpu"
+    compression: Compression | None = None  # of updates
+    residuals: NodeStates | None = None  # where what compression lost waits for the next update
 
     @cached_property
     def _workplaces(self) -> dict[tuple[int, ...], _Workplace]:
@@ -90,8 +93,10 @@ class LocalTrainer:
         optimizer = torch.optim.SGD(
             place.params.values(), lr=1.0, momentum=self.spec.momentum, weight_decay=self.spec.weight_decay
         )
+        state_round = None
         if self.states:
             place.restore_momentum(optimizer, self.states.load(task))
+            state_round = self.states.round_of(task)
         num_samples = len(self.data.indices[task.node])
         batches = self.data.batches(task.node, min(self.spec.batch_size, num_samples), seed=task.seed)
         total_losses = torch.zeros(2, len(task.exits), dtype=place.dtype, device=self.device)  # sums, and of how many
@@ -110,8 +115,24 @@ class LocalTrainer:
         if self.states and all_finite(momentum := place.momentum(optimizer)):
             self.states.save(task, momentum)
         means = (total_losses[0] / total_losses[1]).tolist()
-        mean_losses = (mean if count else None for mean, count in zip(means, total_losses[1].tolist(), strict=True))
-        return Update(task, place.delta(state), place.buffer_copies(), num_samples, self.num_steps, tuple(mean_losses))
+        counts = total_losses[1].tolist()
+        mean_losses = tuple(mean if count else None for mean, count in zip(means, counts, strict=True))
+        delta = self._compressed(task, place.delta(state))
+        return Update(
+            task, delta, place.buffer_copies(), num_samples, self.num_steps, mean_losses, state_round=state_round
+        )
+
+    def _compressed(self, task: Task, delta: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What can be sent of the update and of what earlier ones lost; what is lost now waits for the next."""
+        if not self.compression or not all_finite(delta):
+            return delta
+        if self.residuals:
+            earlier = self.residuals.load(task)
+            delta = {name: tensor + earlier[name] if earlier else tensor for name, tensor in delta.items()}
+        rounded = self.compression.rounded(delta)
+        if self.residuals:
+            self.residuals.save(task, {name: tensor - rounded[name] for name, tensor in delta.items()})
+        return rounded
 
     def measure_gradients(self, state: ServerState, node: str, exit: int) -> GradientFigures:
         """How the gradient of the exit's loss varies from batch to batch (appendix of the paper), and how long it is.
