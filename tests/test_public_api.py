@@ -13,6 +13,7 @@ PUBLIC = {
     "EarlyExitResNet",
     "Evaluation",
     "ExitflowError",
+    "FederationSpec",
     "Explanation",
     "Link",
     "MissingExtraError",

@@ -72,6 +72,7 @@ __all__ = [
     "Evaluation",
     "ExitflowError",
     "Explanation",
+    "FederationSpec",
     "Link",
     "MissingExtraError",
     "NestedModel",
