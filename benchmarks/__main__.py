@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import federation, planning, scale, training
+from benchmarks import federation, flower_simulation, planning, scale, serving, training
 
 BENCHMARKS = {
     "planning": planning.main,
     "training-resnet": training.resnet,
     "training-digits": training.digits,
     "scale": scale.main,
+    "simulation-digits": flower_simulation.digits,
+    "simulation-resnet": flower_simulation.resnet,
     "flower-tiny": federation.tiny,
     "flower-resnet": federation.realistic,
     "ray": federation.ray,
+    "serving": serving.main,
 }
 
 names = sys.argv[1:] or list(BENCHMARKS)

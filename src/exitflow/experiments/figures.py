@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.results import Result, Results
-from exitflow.experiments.tables import Cell, Table
+from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, Cell, Table, published_gradient_variance
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,24 @@ class TableFigures:
         found = self.found(self.cell(dataset, label, setting))
         return Spread.of([result.accuracy(setting) for result in found]) if found else None
 
+    def costs(self, dataset: str, label: str) -> TrainingCosts | None:
+        """What a training of the row took, of the first setting and seed that has a result."""
+        cells = (self.cell(dataset, label, setting) for setting in self.table.settings)
+        found = next((results[0] for cell in cells if (results := self.found(cell))), None)
+        return found.costs if found else None
+
     def cell(self, dataset: str, label: str, setting: str) -> Cell:
         """By its place."""
         return Cell(dataset, self.table.num_nodes, self.table.partition, self.table.row(label), setting)
 
-    def to_json(self) -> dict[str, Any]:
+    def _costs_json(self, cell: Cell) -> dict[str, Any] | None:
+        found = self.found(cell)
+        return asdict(found[0].costs) if found else None
+
+    def to_json(self, datasets: Sequence[str] = DATASETS) -> dict[str, Any]:
         """Everything, beside what the paper reports; accuracies as fractions, the paper's in %."""
         cells = []
-        for cell in self.table.cells():
+        for cell in self.table.cells(datasets):
             place = (cell.dataset, cell.row.label, cell.setting)
             measured = self.accuracy(*place)
             cells.append(
@@ -60,6 +71,18 @@ class TableFigures:
                     "accuracy": asdict(measured) if measured else None,
                     "seeds": len(self.found(cell)),
                     "paper": self.table.paper_figure(*place),
+                    "costs": self._costs_json(cell),
                 }
             )
         return {"table": self.table.name, "title": self.table.title, "seeds": list(self.seeds), "cells": cells}
+
+
+def gradient_variance_json(results: Results, datasets: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """The paper's Table 3: the mean variance of the gradient's elements at each exit, by data set and seed."""
+    found = {dataset: {str(seed): results.gradient_variance(dataset, seed) for seed in seeds} for dataset in datasets}
+    measured = {
+        dataset: {seed: each and each["gradient_variance"] for seed, each in by_seed.items()}
+        for dataset, by_seed in found.items()
+    }
+    paper = {dataset: published_gradient_variance(dataset) for dataset in datasets}
+    return {"table": GRADIENT_VARIANCE, "seeds": list(seeds), "variance": measured, "paper": paper}

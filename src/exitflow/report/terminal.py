@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from exitflow.experiments.figures import TableFigures
     from exitflow.experiments.results import Results
 
 MAX_ROWS = 40
+ESTIMATE_PERIOD = 600.0  # seconds of the past that say how long the rest will take
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, more: str = "--json") -> None:
@@ -37,11 +38,20 @@ def print_figures(figures: TableFigures, datasets: Sequence[str]) -> None:
     """A table of the paper: what was measured, and in brackets what the paper reports."""
     table = figures.table
     for dataset in (name for name in table.datasets if name in datasets):
+        columns = ["", *table.settings]
         rows = [
             [row.label, *(_cell(figures, dataset, row.label, each) for each in table.settings)] for row in table.rows
         ]
+        if table.shows_costs:
+            columns += ["bytes sent", "multiply-adds"]
+            rows = [[*row, *_costs(figures, dataset, row[0])] for row in rows]
         title = f"{table.title}, {dataset}: accuracy as served in %, seeds {_numbers(figures.seeds)}"
-        print_table(f"{title} (the paper's)", ["", *table.settings], rows)
+        print_table(f"{title} (the paper's)" if table.published else title, columns, rows)
+
+
+def _costs(figures: TableFigures, dataset: str, label: str) -> list[str]:
+    found = figures.costs(dataset, label)
+    return [amount(found.bytes_sent), amount(found.multiply_adds)] if found else ["-", "-"]
 
 
 def _cell(figures: TableFigures, dataset: str, label: str, setting: str) -> str:
@@ -79,6 +89,16 @@ def spread(mean: float, std: float | None) -> str:
     return percent(mean) if std is None else f"{percent(mean)} ± {percent(std)}"
 
 
+def amount(value: float | None) -> str:
+    """12,345,678 as 12.3 M; a dash where nothing is known."""
+    if value is None:
+        return "-"
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
 def rate(requests_per_second: float) -> str:
     """With as many decimals as help."""
     return f"{requests_per_second:.2f}"
@@ -86,14 +106,34 @@ def rate(requests_per_second: float) -> str:
 
 @contextmanager
 def progress_bar(total: int, *, unit: str = "rounds") -> Iterator[Callable[[str, float], None]]:
-    """A function to be told (what is being done, how many are done). Shows nothing where stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-    times = (TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
+    """A function to be told (what is being done, how many are done). Shows nothing where stderr is no terminal.
+
+    What was done before the first call does not count for the estimate of the time left.
+    """
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed:.1f}/{task.total:.0f} " + unit),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=total)
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        expand=True,
+        speed_estimate_period=ESTIMATE_PERIOD,
+    ) as progress:
+        task: TaskID | None = None
 
         def update(description: str, done: float) -> None:
+            nonlocal task
+            if task is None:
+                task = progress.add_task(description, total=total, completed=done)  # type: ignore[arg-type]
             progress.update(task, description=description, completed=done)
 
         yield update
