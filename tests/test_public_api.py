@@ -18,7 +18,6 @@ PUBLIC = {
     "ExitflowError",
     "FederationSpec",
     "Explanation",
-    "FederationSpec",
     "Link",
     "MissingExtraError",
     "NestedModel",

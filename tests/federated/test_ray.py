@@ -30,7 +30,7 @@ def test_an_address_without_a_cluster_is_named_at_once(address, problem):
         _check_reachable(address)
 
 
-@pytest.mark.federation
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_cluster_that_runs_already_trains_the_same(tmp_path):
     """In a network namespace with nothing but loopback, where Ray takes no other address."""
