@@ -72,9 +72,11 @@ def pairs_for(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_trains_and_resumes_bit_for_bit(tmp_path, uninterrupted, backend, family):
+def test_every_family_trains_and_resumes_bit_for_bit(tmp_path, uninterrupted, request, backend, family):
     if importlib.util.find_spec(NEEDED.get(backend, "exitflow")) is None:
         pytest.skip(f"{NEEDED[backend]} is not installed")
+    if backend == "ray":
+        request.getfixturevalue("ray_cluster")
     for weighting in (weighting for own, weighting in pairs_for(backend) if own == family):
         path = tmp_path / weighting
         with pytest.raises(Stop):
