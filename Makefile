@@ -6,15 +6,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 install: .venv/.installed  ## .venv with the exitflow command in it
 
-demo: .venv/.installed  ## plan, train with five weightings, compare: about two minutes
+demo: .venv/.installed  ## plan, train with five weightings, compare, serve: about two minutes
 	rm -rf runs/demo
 	$(BIN)/exitflow plan paper-7:80-15-5
 	$(BIN)/exitflow compare paper-7:80-15-5 --set training.rounds=30 --out runs/demo
 	$(BIN)/exitflow evaluate runs/demo/serving-rate-seed-9
+	$(BIN)/exitflow export runs/demo/serving-rate-seed-9 --out runs/demo/bundle
+	$(BIN)/exitflow load runs/demo/bundle --duration 15
 
 # The tests of federations mostly wait, for nodes that are frozen or killed; so they run beside the others.
 test: .venv/.installed-dev  ## the whole test suite
@@ -31,6 +33,9 @@ format: .venv/.installed-dev  ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+results-check: .venv/.installed  ## every figure of the docs against the records in results/
+	$(BIN)/exitflow report results/small --check docs/results.md --check README.md
+
 bench: .venv/.installed-dev  ## every benchmark; minutes on an idle machine
 	$(BIN)/python -m benchmarks
 
@@ -41,11 +46,11 @@ clean:  ## remove .venv and caches (runs/ stays)
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[export,report,serve,train]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test check format results-check bench clean

@@ -10,8 +10,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "exitflow"
 # From the top to the bottom; a module may import from its own layer and from those below it.
 LAYERS = (
     "cli",
+    "commands",
     "report",
     "experiments",
+    "serving",
     "evaluation",
     "federated",
     "theory",

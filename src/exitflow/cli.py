@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exitflow import __version__
+from exitflow.commands import serving
+from exitflow.commands.report import report
 from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, suggestion
 from exitflow.experiments.methods import METHODS
 from exitflow.federated.weighting import WEIGHTINGS
@@ -40,6 +42,15 @@ EXTRAS = {  # package -> the extra that installs it
     "cryptography": "flower",
     "dp_accounting": "flower",
     "ray": "ray",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "serve",
+    "grpc": "serve",
+    "google": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "jinja2": "report",
+    "matplotlib": "report",
 }
 
 
@@ -52,7 +63,7 @@ class _Group(click.Group):
         except ExitflowError as error:
             problem, exit_code = str(error), error.exit_code
         except KeyboardInterrupt:
-            problem, exit_code = "interrupted; `train --resume` and `compare` go on where they were", 130
+            problem, exit_code = "interrupted; `train --resume`, `compare` and `reproduce` go on where they were", 130
         except OSError as error:
             if error.errno == errno.EPIPE:  # a reader such as `head` has seen enough
                 raise
@@ -62,9 +73,10 @@ class _Group(click.Group):
                 raise
             problem, exit_code = "not enough memory: choose a smaller model, batch or number of workers", 1
         except ModuleNotFoundError as error:
-            if error.name not in EXTRAS:
+            extra = EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is None:
                 raise
-            problem, exit_code = str(MissingExtraError(error.name, EXTRAS[error.name])), 2
+            problem, exit_code = str(MissingExtraError(str(error.name), extra)), 2
         click.echo(f"exitflow: {problem}", err=True)
         return ctx.exit(exit_code)
 
@@ -403,7 +415,7 @@ def reproduce(
     import os
     from pathlib import Path
 
-    from exitflow.experiments.figures import TableFigures
+    from exitflow.experiments.figures import TableFigures, gradient_variance_json
     from exitflow.experiments.reproduction import Reproduction
     from exitflow.experiments.results import Results
     from exitflow.experiments.tables import GRADIENT_VARIANCE, TABLES, find_table
@@ -412,21 +424,22 @@ def reproduce(
     names, numbers = _dataset_names(datasets), _seeds(seeds)
     results = Results(out or Path("results") / scale)
     reproduction = Reproduction(results, scale, data_dir, device)
+    reproduction.check(names)
     jobs = reproduction.missing(chosen, numbers, names)
+    measured = [(name, seed) for name in names for seed in numbers] if table in ("all", GRADIENT_VARIANCE) else []
     with progress_bar(len(jobs), unit="trainings") as show:
         reproduction.run(jobs, workers=workers or os.cpu_count() or 1, observer=show)
-        if table in ("all", GRADIENT_VARIANCE):
-            for name in names:
-                for seed in numbers:
-                    show(f"gradient variance, {name}, seed {seed}", len(jobs))
-                    reproduction.measure_gradient_variance(name, seed)
+        for name, seed in measured:
+            show(f"gradient variance, {name}, seed {seed}", len(jobs))
+            reproduction.measure_gradient_variance(name, seed)
     figures = [TableFigures(each, results, tuple(numbers)) for each in chosen]
     if as_json:
-        _print_json([each.to_json() for each in figures])
+        tables = [each.to_json(names) for each in figures]
+        _print_json(tables + ([gradient_variance_json(results, names, numbers)] if measured else []))
         return
     for each in figures:
         print_figures(each, names)
-    if table in ("all", GRADIENT_VARIANCE):
+    if measured:
         print_gradient_variance(results, names, numbers)
 
 
@@ -605,6 +618,11 @@ def worker(name: str, path: str, states: str, data_dir: str | None) -> None:
     from exitflow.experiments.federation_node import run_worker
 
     run_worker(name, Path(path), states=Path(states), data_dir=data_dir)
+
+
+for command in serving.COMMANDS:
+    main.add_command(command)
+main.add_command(report)
 
 
 def _overrides(

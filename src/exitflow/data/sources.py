@@ -46,6 +46,11 @@ def load_dataset(name: str, *, data_dir: str | None = None, verify: bool = True)
     """The data set of that name; `data_dir` or $EXITFLOW_DATA_DIR says where the files lie."""
     if name == "digits":
         return _digits()
+    return _SOURCES[name].load(DataFiles(find_dataset(name, data_dir=data_dir), verify))
+
+
+def find_dataset(name: str, *, data_dir: str | None = None) -> Path:
+    """The folder of a data set's files, which are not read yet."""
     source = _SOURCES[name]
     root = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     if not root:
@@ -54,7 +59,7 @@ def load_dataset(name: str, *, data_dir: str | None = None, verify: bool = True)
     folders = [Path(root) / source.folder, Path(root)]
     for folder in folders:
         if any((folder / name).is_file() for name in source.marks):
-            return source.load(DataFiles(folder, verify))
+            return folder
     looked = " and ".join(map(str, folders))
     raise DataError(f"data set {name!r} is not there: looked for {source.marks[0]} in {looked}; {source.advice}")
 

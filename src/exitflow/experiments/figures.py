@@ -9,7 +9,7 @@ from typing import Any
 
 from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.results import Result, Results
-from exitflow.experiments.tables import Cell, Table
+from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, Cell, Table, published_gradient_variance
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class TableFigures:
         found = self.found(cell)
         return asdict(found[0].costs) if found else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, datasets: Sequence[str] = DATASETS) -> dict[str, Any]:
         """Everything, beside what the paper reports; accuracies as fractions, the paper's in %."""
         cells = []
-        for cell in self.table.cells():
+        for cell in self.table.cells(datasets):
             place = (cell.dataset, cell.row.label, cell.setting)
             measured = self.accuracy(*place)
             cells.append(
@@ -75,3 +75,14 @@ class TableFigures:
                 }
             )
         return {"table": self.table.name, "title": self.table.title, "seeds": list(self.seeds), "cells": cells}
+
+
+def gradient_variance_json(results: Results, datasets: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """The paper's Table 3: the mean variance of the gradient's elements at each exit, by data set and seed."""
+    found = {dataset: {str(seed): results.gradient_variance(dataset, seed) for seed in seeds} for dataset in datasets}
+    measured = {
+        dataset: {seed: each and each["gradient_variance"] for seed, each in by_seed.items()}
+        for dataset, by_seed in found.items()
+    }
+    paper = {dataset: published_gradient_variance(dataset) for dataset in datasets}
+    return {"table": GRADIENT_VARIANCE, "seeds": list(seeds), "variance": measured, "paper": paper}

@@ -1,41 +1,47 @@
 """Run the trainings that some tables need: each once, several at a time, and none again that has a result.
 
 Every training runs in a process of its own with one thread. It lives in RESULTS/.work until it is finished, with
-the checkpoints of every run directory, so a kill costs at most a round of each.
+the checkpoints of every run directory, so a kill costs at most a round of each. Workers end with the process that
+started them, however that ends.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
 
 from exitflow.data.dataset import Dataset
-from exitflow.data.sources import load_dataset
-from exitflow.errors import TrainingError
+from exitflow.data.sources import find_dataset, load_dataset
+from exitflow.errors import ConfigError, RunError, TrainingError
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.experiments.assembly import Assembly
-from exitflow.experiments.results import Results, provenance, write_json
+from exitflow.experiments.results import Results, TrainingFolder, commit, provenance, write_json
 from exitflow.experiments.runs import Run, evaluate
 from exitflow.experiments.system import System
 from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, system_for_variance
-from exitflow.experiments.training import resume_or_train
+from exitflow.experiments.training import resume_or_train, same_training
 from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.measuring import exit_means, measure_gradients
 
 KEPT = ("spec.toml", "rounds.jsonl", "profile.json")
+WORK = ".work"
 
+Reports = SimpleQueue[tuple[str, float]]  # the name of a training, and how much of it is done
 Observer = Callable[[str, float], None]  # what is being done; trainings done so far, with fractions
 
 
@@ -48,10 +54,27 @@ class Reproduction:
     data_dir: str | None = None
     device: str = "cpu"
 
+    def check(self, datasets: Sequence[str]) -> None:
+        """Refuse a device or data that are not there, before anything is begun."""
+        try:
+            torch.ones(1, device=self.device).sum().item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise ConfigError(f"PyTorch cannot compute on {self.device!r} here: {reason}", key="--device") from None
+        for name in datasets:
+            find_dataset(name, data_dir=self.data_dir)
+
     def missing(self, tables: Sequence[Table], seeds: Sequence[int], datasets: Sequence[str]) -> list[Job]:
         """The distinct trainings without a result."""
         jobs = distinct_trainings(tables, seeds, self.scale, datasets)
-        return [job for job in jobs if self.results.get(job.name) is None]
+        return [job for job in jobs if not self._has_result(job)]
+
+    def _has_result(self, job: Job) -> bool:
+        found = self.results.get(job.name)
+        if found and not same_training(found.system, job.system):
+            problem = f"is of another system than {self.scale} {job.name} is now; delete it, or choose another --out"
+            raise RunError(f"{found.folder}: {problem}")
+        return found is not None
 
     def run(self, jobs: Sequence[Job], *, workers: int, observer: Observer | None = None) -> None:
         """Train and evaluate all of `jobs`."""
@@ -59,34 +82,50 @@ class Reproduction:
             return
         self.results.folder.mkdir(parents=True, exist_ok=True)
         context = mp.get_context("spawn")
-        with context.Manager() as manager:
-            reports: Any = manager.Queue()
-            pool = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context, initializer=_start_worker)
-            try:
-                running = {pool.submit(_do, self, job.name, job.system, job.served_as, reports) for job in jobs}
-                self._watch(running, reports, observer)
-            except BrokenProcessPool:
-                raise TrainingError("a training process was killed; run the same command again to go on") from None
-            finally:
-                for process in (pool._processes or {}).values():
-                    process.terminate()
-                pool.shutdown(wait=True, cancel_futures=True)
+        reports: Reports = context.SimpleQueue()
+        pool = ProcessPoolExecutor(
+            min(workers, len(jobs)), mp_context=context, initializer=_start_worker, initargs=(reports,)
+        )
+        try:
+            running = {pool.submit(_do, self, job.name, job.system, job.served_as): job.name for job in jobs}
+            self._watch(running, reports, {job.name: self._fraction_done(job) for job in jobs}, observer)
+        except BrokenProcessPool:
+            raise TrainingError("a training process was killed; run the same command again to go on") from None
+        finally:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
+            reports.close()
+        with suppress(OSError):
+            (self.results.folder / WORK).rmdir()  # which holds nothing any more
 
-    def _watch(self, running: set[Future[None]], reports: Any, observer: Observer | None) -> None:
-        fractions: dict[str, float] = {}
-        while running:
-            done, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-            try:
-                while True:
-                    name, fraction = reports.get_nowait()
-                    fractions[name] = fraction
-            except Empty:
-                pass
+    def _fraction_done(self, job: Job) -> float:
+        """How far an earlier attempt came."""
+        done = TrainingFolder(self.results.folder / WORK / job.name).records
+        return min(1.0, len(done) / job.system.training.rounds)
+
+    def _watch(
+        self,
+        running: Mapping[Future[None], str],
+        reports: Reports,
+        fractions: dict[str, float],
+        observer: Observer | None,
+    ) -> None:
+        waiting = set(running)
+        active: set[str] = set()
+        while waiting:
             if observer:
-                active = [name for name, fraction in fractions.items() if fraction < 1]
-                observer(", ".join(active[:1]) or "starting", sum(fractions.values()))
+                observer(_activity(active), sum(fractions.values()))
+            done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+            for name, fraction in _drain(reports):
+                fractions[name] = fraction
+                active.add(name)
+            for future in done:
+                _check_result(future, running[future])
+                fractions[running[future]] = 1.0
+                active.discard(running[future])
+        if observer:
+            observer("done", sum(fractions.values()))
 
     def measure_gradient_variance(self, dataset: str, seed: int) -> None:
         """The paper's Table 3, at this scale: before training, on the data of the equal partition."""
@@ -94,9 +133,9 @@ class Reproduction:
         if path.is_file():
             return
         system = system_for_variance(dataset, seed, self.scale)
-        assembly = Assembly(system, _dataset(dataset, self.data_dir))
+        assembly = Assembly(system, _dataset(system.data.name, self.data_dir))
         nodes = [node.name for node in system.topology.nodes]
-        trainer = assembly.trainer(path.parent / ".work", device=self.device)
+        trainer = assembly.trainer(path.parent / WORK, device=self.device)
         profile = assembly.profile
         table = measure_gradients(nodes, profile.probabilities, assembly.initial_state(), SerialBackend(trainer))
         variance = exit_means(table.mean_variance, profile.samples)
@@ -104,9 +143,42 @@ class Reproduction:
         write_json(path, {"gradient_variance": variance.tolist(), **provenance()})
 
 
-def _start_worker() -> None:
+def _activity(active: Collection[str]) -> str:
+    """What is being trained, short enough for a progress bar."""
+    first = min(active, default="starting")
+    return f"{first} and {len(active) - 1} more" if len(active) > 1 else first
+
+
+def _drain(reports: Reports) -> Iterator[tuple[str, float]]:
+    while not reports.empty():
+        yield reports.get()
+
+
+def _check_result(future: Future[None], name: str) -> None:
+    """An error of a training says which one it was."""
+    try:
+        future.result()
+    except (RunError, TrainingError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+_reports: Reports  # of a worker
+
+
+def _start_worker(reports: Reports) -> None:
+    global _reports
+    _reports = reports
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     torch.set_num_threads(1)
+    commit()  # of the source as it is being loaded, not as it may be when a training ends
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = mp.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @cache
@@ -114,22 +186,22 @@ def _dataset(name: str, data_dir: str | None) -> Dataset:
     return load_dataset(name, data_dir=data_dir)
 
 
-def _do(reproduction: Reproduction, name: str, system: System, served_as: Mapping[str, str], reports: Any) -> None:
+def _do(reproduction: Reproduction, name: str, system: System, served_as: Mapping[str, str]) -> None:
     """One training, from wherever it stands to its result."""
     started = time.perf_counter()
     folder = reproduction.results.folder
     dataset = _dataset(system.data.name, reproduction.data_dir)
     run = resume_or_train(
         system,
-        folder / ".work" / name,
+        folder / WORK / name,
         backend="serial",
         device=reproduction.device,
         dataset=dataset,
-        observer=lambda rounds: reports.put((name, rounds / system.training.rounds)),
+        observer=lambda rounds: _reports.put((name, rounds / system.training.rounds)),
     )
     outputs = run.outputs(dataset, device=reproduction.device)
     _publish(run, outputs, served_as, folder / name, {"seconds": round(time.perf_counter() - started, 1)})
-    reports.put((name, 1.0))
+    _reports.put((name, 1.0))
 
 
 def _publish(run: Run, outputs: ExitOutputs, served_as: Mapping[str, str], folder: Path, extra: dict[str, Any]) -> None:

@@ -14,37 +14,78 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from exitflow.errors import RunError
 from exitflow.experiments.costs import TrainingCosts
+from exitflow.experiments.system import System, load_system
 from exitflow.files import write_atomically
 
 
 @dataclass(frozen=True)
-class Result:
-    """The figures of one training."""
+class TrainingFolder:
+    """What a training left behind, as a result of `reproduce` or in a run directory."""
 
     folder: Path
-
-    @cached_property
-    def figures(self) -> dict[str, Any]:
-        """What `result.json` says."""
-        return read_json(self.folder / "result.json")
 
     @property
     def name(self) -> str:
         """Of the training."""
         return self.folder.name
 
+    @cached_property
+    def system(self) -> System:
+        """What was trained."""
+        return load_system(self.folder / "spec.toml")
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """A record per round; a last line that a kill has cut off does not count."""
+        path = self.folder / "rounds.jsonl"
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
+        return [_record(path, number, line) for number, line in enumerate(lines, start=1) if line.endswith("\n")]
+
+    @cached_property
+    def profile(self) -> dict[str, Any]:
+        """What the weighting knew; empty where nothing was written."""
+        path = self.folder / "profile.json"
+        return read_json(path) if path.is_file() else {}
+
+
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        record["round"] + 0
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{path}: line {number} is no record of a round") from None
+    return record
+
+
+@dataclass(frozen=True)
+class Result(TrainingFolder):
+    """The figures of one training."""
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """What `result.json` says."""
+        path = self.folder / "result.json"
+        found = read_json(path)
+        accuracy, exits = found.get("accuracy"), found.get("exit_accuracy")
+        if not isinstance(accuracy, dict) or not isinstance(exits, list):
+            raise RunError(f"{path}: was not written by exitflow; delete it, and it will be made again")
+        return found
+
     def accuracy(self, setting: str) -> float:
         """Of the whole system, served at that setting."""
+        if setting not in self.figures["accuracy"]:
+            raise RunError(f"{self.folder / 'result.json'}: says nothing of the serving setting {setting}")
         return float(self.figures["accuracy"][setting])
 
     @property
@@ -56,12 +97,6 @@ class Result:
     def costs(self) -> TrainingCosts:
         """What the training took."""
         return TrainingCosts.of(self.records)
-
-    @cached_property
-    def records(self) -> list[dict[str, Any]]:
-        """A record per round."""
-        lines = (self.folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
 
 
 class Results:
@@ -79,6 +114,15 @@ class Results:
         """Every result, by name."""
         return [Result(path.parent) for path in sorted(self.folder.glob("*/result.json"))]
 
+    def seeds(self) -> tuple[int, ...]:
+        """Those with any result."""
+        names = [result.name for result in self.all()] + [path.stem for path in self._gradient_variance_files()]
+        return tuple(sorted({int(seed) for name in names for seed in re.findall(r"_seed-(\d+)$", name)}))
+
+    def provenances(self) -> list[dict[str, Any]]:
+        """When, from which source and where each of the figures came about."""
+        return [result.figures for result in self.all()] + [read_json(path) for path in self._gradient_variance_files()]
+
     def gradient_variance(self, dataset: str, seed: int) -> dict[str, Any] | None:
         """What was measured of the gradients; None where nothing was."""
         path = self.gradient_variance_file(dataset, seed)
@@ -87,6 +131,9 @@ class Results:
     def gradient_variance_file(self, dataset: str, seed: int) -> Path:
         """Where it stands."""
         return self.folder / f"gradient-variance_{dataset}_seed-{seed}.json"
+
+    def _gradient_variance_files(self) -> list[Path]:
+        return sorted(self.folder.glob("gradient-variance_*_seed-*.json"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -106,31 +153,32 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """When, from which source and on what machine figures came about."""
+    """When, from which source and on what machine figures come about."""
     import torch
 
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
 
 
-def _commit() -> str:
-    """Of the source that runs; `-changed` where it is not quite that."""
-    source = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=-changed", "--abbrev=12", "--exclude=*"],
-            cwd=source,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+@cache
+def commit() -> str:
+    """Of the source that runs, as it was when this was first asked; `-changed` where it is not quite that."""
+    source = Path(__file__)
+    describe = ("describe", "--always", "--dirty=-changed", "--abbrev=12", "--exclude=*")
+    try:  # an installed package may lie in a repository that is not its own, and does not track it
+        _git(source.parent, "ls-files", "--error-unmatch", source.name)
+        return _git(source.parent, *describe)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 

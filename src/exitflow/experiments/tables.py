@@ -116,11 +116,15 @@ class Cell:
         """The setting that the training knows of."""
         return NEUTRAL_SETTING if self.row.ignores_serving_rates else self.setting
 
+    @property
+    def weighting(self) -> str:
+        """The one to train with: where all exits serve the same, serving-rate has the weights of equal-weight."""
+        same = self.row.weighting == "serving-rate" and self.trained_for == NEUTRAL_SETTING
+        return "equal-weight" if same else self.row.weighting
+
     def training_name(self, seed: int) -> str:
         """The same for cells that share a model."""
-        label = self.row.label
-        if label == "serving-rate" and self.trained_for == NEUTRAL_SETTING:
-            label = "equal-weight"  # the same weights
+        label = self.row.label.replace(self.row.weighting, self.weighting, 1)
         parts = (self.dataset, f"{self.num_nodes}-nodes", self.partition, label, self.trained_for)
         plain = "_".join(parts).replace(" + ", "+").replace(" ", "-")
         return f"{plain}_seed-{seed}"
@@ -130,7 +134,7 @@ class Cell:
         preset = f"paper-{self.num_nodes}-{self.dataset}:{self.trained_for}"
         own = [f"data.partition={self.partition}", f"training.seed={seed}"]
         if self.row.weighting:
-            own.append(f"training.weighting={self.row.weighting}")
+            own.append(f"training.weighting={self.weighting}")
         system = load_system(preset, [*_SCALES[scale], *own, *self.row.overrides])
         return apply_method(self.row.method, system) if self.row.method else system
 
@@ -232,7 +236,8 @@ def published_gradient_variance(dataset: str) -> list[float]:
 def find_table(name: str) -> Table:
     """By name."""
     if name not in TABLES:
-        raise ConfigError(f"there is no table {name!r}{suggestion(name, [*TABLES, GRADIENT_VARIANCE])}", key="TABLE")
+        known = [*TABLES, GRADIENT_VARIANCE, "all"]
+        raise ConfigError(f"there is no table {name!r}{suggestion(name, known)}", key="TABLE")
     return TABLES[name]
 
 

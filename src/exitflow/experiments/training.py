@@ -126,10 +126,14 @@ def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
     """The run of `system` in `path`: found there, gone on with, or trained."""
     if not RunDir(path).spec.is_file():
         return train(system, path, **execution)
-    found = Run(path).system
-    if replace(found, data=replace(found.data, dir=None)) != replace(system, data=replace(system.data, dir=None)):
+    if not same_training(Run(path).system, system):
         raise RunError(f"{path}: holds a run of another system; choose another --out")
     return resume(path, **execution)
+
+
+def same_training(one: System, other: System) -> bool:
+    """Whether they train the same, wherever the data lie."""
+    return replace(one, data=replace(one.data, dir=None)) == replace(other, data=replace(other.data, dir=None))
 
 
 def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | None:

@@ -1,1 +1,1 @@
-"""What people read: tables and progress on the terminal."""
+"""What people read: tables and progress on the terminal, tables in documents, and a page with figures."""

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from exitflow.experiments.figures import TableFigures
     from exitflow.experiments.results import Results
 
 MAX_ROWS = 40
+ESTIMATE_PERIOD = 600.0  # seconds of the past that say how long the rest will take
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, more: str = "--json") -> None:
@@ -105,14 +106,34 @@ def rate(requests_per_second: float) -> str:
 
 @contextmanager
 def progress_bar(total: int, *, unit: str = "rounds") -> Iterator[Callable[[str, float], None]]:
-    """A function to be told (what is being done, how many are done). Shows nothing where stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-    times = (TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
+    """A function to be told (what is being done, how many are done). Shows nothing where stderr is no terminal.
+
+    What was done before the first call does not count for the estimate of the time left.
+    """
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed:.1f}/{task.total:.0f} " + unit),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=total)
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        expand=True,
+        speed_estimate_period=ESTIMATE_PERIOD,
+    ) as progress:
+        task: TaskID | None = None
 
         def update(description: str, done: float) -> None:
+            nonlocal task
+            if task is None:
+                task = progress.add_task(description, total=total, completed=done)  # type: ignore[arg-type]
             progress.update(task, description=description, completed=done)
 
         yield update

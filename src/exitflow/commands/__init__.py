@@ -1,0 +1,1 @@
+"""Commands that are many enough to live beside cli.py."""

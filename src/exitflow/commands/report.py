@@ -1,0 +1,50 @@
+"""`exitflow report`: reads options, calls the package, prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from exitflow.errors import ConfigError
+
+
+@click.command()
+@click.argument("results")
+@click.option("--out", metavar="DIR", help="Where the page is written; RESULTS/report if not given.")
+@click.option("--update", multiple=True, metavar="FILE.md", help="Write the tables of a document anew, and no page.")
+@click.option("--check", multiple=True, metavar="FILE.md", help="Only see whether the tables of a document are right.")
+def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[str, ...]) -> None:
+    """A page with the tables and figures of RESULTS, which needs no network; the figures also as PNG files.
+
+    RESULTS is a folder that `reproduce` filled, the folder of a `compare`, or the directory of one run. Tables of
+    documents stand between <!-- results:table1 cifar10 --> and <!-- end -->.
+
+    \b
+    Example:
+      exitflow report results/small --out report
+      exitflow report runs/campus
+      exitflow report results/small --update docs/results.md
+    """
+    if (update or check) and out:
+        raise ConfigError("writes a page, --update and --check do not: choose one", key="--out")
+    if update or check:
+        _documents(results, update, check)
+        return
+    from exitflow.report.build import build_report
+
+    page, figures = build_report(results, out)
+    click.echo(f"{page}: written, and {figures} figures beside it.")
+
+
+def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> None:
+    from exitflow.experiments.results import Results
+    from exitflow.report import documents
+
+    if not Path(folder).is_dir():
+        raise ConfigError(f"there is no folder {folder!r}", key="RESULTS")
+    results = Results(folder)
+    for name in update:
+        click.echo(f"{name}: {documents.update(Path(name), results)} blocks changed.")
+    for name in check:
+        click.echo(f"{name}: {documents.check(Path(name), results)} blocks agree with the records.")

@@ -1,0 +1,156 @@
+"""Tables in Markdown documents that are written from results, and checked against them.
+
+    <!-- results:table1 cifar10 -->
+    ...
+    <!-- end -->
+
+What stands between the marks is rewritten by `update`; `check` refuses a document in which it differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from exitflow.errors import ConfigError, RunError, StaleFiguresError, suggestion
+from exitflow.experiments.figures import Spread
+from exitflow.experiments.results import Results
+from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, TABLES, published_gradient_variance
+from exitflow.files import write_atomically
+from exitflow.report.grids import MISSING, Entry, Grid, signed, table_grid
+from exitflow.report.origin import origin_sentence
+from exitflow.report.terminal import percent, spread
+
+_BEGIN = re.compile(r"<!--\s*results:\s*(.*?)\s*-->")
+_END = re.compile(r"<!--\s*end\s*-->")
+ORIGIN = "origin"
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands between two marks."""
+
+    name: str
+    first: int  # the line after the opening mark, from 0
+    last: int  # the line of the closing mark
+
+
+def update(path: Path, results: Results) -> int:
+    """Write every block anew; the number of blocks that changed."""
+    lines = _read(path)
+    changed = 0
+    for block in reversed(list(_blocks(path, lines))):
+        content = render(block.name, results)
+        changed += lines[block.first : block.last] != content
+        lines[block.first : block.last] = content
+    if changed:
+        write_atomically(path, ("\n".join(lines) + "\n").encode())
+    return changed
+
+
+def check(path: Path, results: Results) -> int:
+    """The number of blocks, all of which say what the records say."""
+    lines = _read(path)
+    blocks = list(_blocks(path, lines))
+    for block in blocks:
+        written = lines[block.first : block.last]
+        for number, (found, right) in enumerate(zip_longest(written, render(block.name, results)), start=block.first):
+            if found != right:
+                raise StaleFiguresError(
+                    f"{path}, line {number + 1}: block {block.name!r} says {_quoted(found)}, the records say "
+                    f"{_quoted(right)}; rewrite it with: exitflow report {results.folder} --update {path}"
+                )
+    return len(blocks)
+
+
+def _quoted(line: str | None) -> str:
+    return "nothing" if line is None else repr(line)
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _blocks(path: Path, lines: Sequence[str]) -> Iterator[Block]:
+    begun: Block | None = None
+    fenced = False
+    for number, line in enumerate(lines):
+        fenced ^= line.startswith("```")
+        begin = None if fenced else _BEGIN.fullmatch(line.strip())
+        if begin and begun:
+            raise ConfigError(f"line {begun.first}: block {begun.name!r} has no <!-- end -->", source=str(path))
+        if begin:
+            begun = Block(begin[1], number + 1, number + 1)
+            _parse(begun.name, f"{path}, line {number + 1}")
+        elif begun and _END.fullmatch(line.strip()):
+            yield Block(begun.name, begun.first, number)
+            begun = None
+    if begun:
+        raise ConfigError(f"line {begun.first}: block {begun.name!r} has no <!-- end -->", source=str(path))
+
+
+def _parse(name: str, where: str) -> tuple[str, str]:
+    """(table, data set)."""
+    table, _, dataset = name.partition(" ")
+    known = [*TABLES, GRADIENT_VARIANCE, ORIGIN]
+    if table not in known:
+        raise ConfigError(f"there is no table {table!r}{suggestion(table, known)}", source=where)
+    allowed = TABLES[table].datasets if table in TABLES else DATASETS if table == GRADIENT_VARIANCE else ("",)
+    if dataset not in allowed:
+        choice = " or ".join(f"{table} {each}".strip() for each in allowed)
+        raise ConfigError(f"there is no block {name!r}; expected {choice}", source=where)
+    return table, dataset
+
+
+def render(name: str, results: Results) -> list[str]:
+    """The lines of a block."""
+    table, dataset = _parse(name, "block")
+    if table == ORIGIN:
+        return ["", origin_sentence(results), ""]
+    if table == GRADIENT_VARIANCE:
+        return _variance(dataset, results)
+    return _grid(table_grid(TABLES[table], dataset, results))
+
+
+def _grid(grid: Grid) -> list[str]:
+    rows = [[label, *(_cell(grid, entry) for entry in entries)] for label, entries in grid.rows.items()]
+    for label, values in grid.summary.items():
+        text = signed if "ahead" in label else percent
+        rows.append([f"*{label}*", *(MISSING if value is None else text(value) for value in values)])
+    notes = list(grid.notes)
+    if grid.has_paper:
+        notes.append("In brackets: the paper's figure.")
+    if any(entry.best for entry in grid.entries):
+        notes.append("Bold: the best of a column.")
+    return ["", *_table(["", *grid.table.settings], rows), "", " ".join(notes), ""]
+
+
+def _cell(grid: Grid, entry: Entry) -> str:
+    text = _spread(entry.measured) + grid.raised(entry)
+    text = f"**{text}**" if entry.best else text
+    return f"{text} ({percent(entry.paper.mean)})" if entry.paper else text
+
+
+def _spread(value: Spread | None) -> str:
+    return spread(value.mean, value.std) if value else MISSING
+
+
+def _variance(dataset: str, results: Results) -> list[str]:
+    rows = []
+    for seed in results.seeds():
+        found = results.gradient_variance(dataset, seed)
+        rows += [[f"seed {seed}", *(f"{value:.2e}" for value in found["gradient_variance"])]] if found else []
+    rows = rows or [["measured", *[MISSING] * 3]]
+    rows.append(["the paper", *(f"{value:.2e}" for value in published_gradient_variance(dataset))])
+    return ["", *_table(["", "exit 1", "exit 2", "exit 3"], rows), ""]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(columns) - 1)]
+    return ["| " + " | ".join(row) + " |" for row in (columns, rule, *rows)]

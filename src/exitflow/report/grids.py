@@ -1,0 +1,143 @@
+"""A table of results as values, which pages and documents print: what was measured, the paper's, what is best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exitflow.experiments.figures import Spread, TableFigures
+from exitflow.experiments.results import Results
+from exitflow.experiments.tables import TABLES, Table
+
+DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+MINUS = "\N{MINUS SIGN}"
+MISSING = "\N{EN DASH}"
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell; accuracies are fractions."""
+
+    measured: Spread | None
+    num_seeds: int
+    paper: Spread | None
+    best: bool = False  # of its column, as printed
+
+    @property
+    def difference(self) -> float | None:
+        """From the paper."""
+        return self.measured.mean - self.paper.mean if self.measured and self.paper else None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table on one data set, as far as it has results."""
+
+    table: Table
+    dataset: str
+    seeds: tuple[int, ...]  # of all its results
+    rows: Mapping[str, tuple[Entry, ...]]  # label -> an entry for each setting
+    summary: Mapping[str, tuple[float | None, ...]]  # rows that follow from others, and from other tables
+
+    @property
+    def title(self) -> str:
+        """With the data set."""
+        return f"{self.table.title}, {DATASET_TITLES[self.dataset]}"
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All of them."""
+        return [entry for row in self.rows.values() for entry in row]
+
+    @property
+    def num_found(self) -> int:
+        """How many have a result."""
+        return sum(entry.measured is not None for entry in self.entries)
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether the paper reports any of it."""
+        return any(entry.paper for entry in self.entries)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know."""
+        if not self.num_found:
+            return ["No results yet."]
+        notes = ["Accuracy as served, in %"]
+        if self.seeds:
+            notes[0] += f"; {_over(self.seeds)}"
+        notes[0] += "."
+        if any(self.raised(entry) for entry in self.entries):
+            notes.append(f"A raised figure: over so many seeds, not {len(self.seeds)}.")
+        return notes
+
+    def raised(self, entry: Entry) -> str:
+        """The number of seeds where it is not that of the table."""
+        fewer = entry.measured is not None and entry.num_seeds != len(self.seeds)
+        return str(entry.num_seeds).translate(RAISED) if fewer else ""
+
+
+def _over(seeds: tuple[int, ...]) -> str:
+    if len(seeds) == 1:
+        return f"one seed, {seeds[0]}"
+    return f"mean ± standard deviation over the seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}"
+
+
+def table_grid(table: Table, dataset: str, results: Results) -> Grid:
+    """From results on disk."""
+    seeds = results.seeds()
+    figures = TableFigures(table, results, seeds)
+    rows = {row.label: [_entry(figures, dataset, row.label, each) for each in table.settings] for row in table.rows}
+    for column in range(len(table.settings)):
+        _mark_best(list(rows.values()), column)
+    found = [figures.found(cell) for cell in table.cells([dataset])]
+    names = {result.name for results in found for result in results}
+    own_seeds = tuple(seed for seed in seeds if any(name.endswith(f"_seed-{seed}") for name in names))
+    return Grid(
+        table, dataset, own_seeds, {label: tuple(row) for label, row in rows.items()}, _summary(figures, dataset)
+    )
+
+
+def _entry(figures: TableFigures, dataset: str, label: str, setting: str) -> Entry:
+    found = figures.found(figures.cell(dataset, label, setting))
+    paper = figures.table.paper_figure(dataset, label, setting)
+    return Entry(
+        figures.accuracy(dataset, label, setting),
+        len(found),
+        Spread(paper["mean"] / 100, paper["std"] / 100) if paper else None,
+    )
+
+
+def _mark_best(rows: list[list[Entry]], column: int) -> None:
+    """Best is the highest as printed, among at least two."""
+    means = [round(100 * row[column].measured.mean, 1) for row in rows if row[column].measured]  # type: ignore[union-attr]
+    if len(means) < 2:
+        return
+    for row in rows:
+        entry = row[column]
+        if entry.measured and round(100 * entry.measured.mean, 1) == max(means):
+            row[column] = Entry(entry.measured, entry.num_seeds, entry.paper, best=True)
+
+
+def _summary(figures: TableFigures, dataset: str) -> dict[str, tuple[float | None, ...]]:
+    """Of `ours`: the best of the paper's four trainings, and how far ours is ahead of it."""
+    if figures.table.name != "ours":
+        return {}
+    theirs = TableFigures(TABLES["table1"], figures.results, figures.seeds)
+    best: list[float | None] = []
+    ahead: list[float | None] = []
+    for setting in figures.table.settings:
+        found = [theirs.accuracy(dataset, row.label, setting) for row in theirs.table.rows]
+        known = [each.mean for each in found if each]
+        best.append(max(known) if len(known) == len(found) else None)
+        own = figures.accuracy(dataset, "auto", setting)
+        ahead.append(own.mean - best[-1] if own and best[-1] is not None else None)
+    return {"best of Table 1": tuple(best), "auto is ahead by": tuple(ahead)}
+
+
+def signed(difference: float) -> str:
+    """0.0134 as +1.3."""
+    text = f"{100 * difference:+.1f}"
+    return text.replace("-", MINUS)

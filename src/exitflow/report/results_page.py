@@ -1,0 +1,207 @@
+"""The report on a folder of results: the paper's tables and ours, beside the paper's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from exitflow.experiments.figures import Spread, TableFigures
+from exitflow.experiments.results import Result, Results
+from exitflow.experiments.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
+from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, signed, table_grid
+from exitflow.report.origin import origin_facts
+from exitflow.report.page import Field, Page, PageTable, Section
+from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
+from exitflow.report.series import Series
+from exitflow.report.terminal import percent, spread
+
+
+def short_title(table: Table) -> str:
+    """Table 1, and so on."""
+    return {"ours": "Ours", "parts": "Parts of ours"}.get(table.name, table.title.partition(":")[0])
+
+
+def results_page(results: Results) -> Page:
+    """All that is there; what is not is shown as missing."""
+    grids = [table_grid(table, name, results) for table in TABLES.values() for name in table.datasets]
+    overview = Section("overview", "What is here", tables=[_overview(grids)])
+    tables = [
+        _table_section(table, [grid for grid in grids if grid.table is table], results) for table in TABLES.values()
+    ]
+    return Page(
+        "Results beside the paper's",
+        "Accuracy of the whole system as served, for the serving settings and trainings of Kaplan et al. (AAAI 2025), "
+        "and for trainings of ours.",
+        origin_facts(results),
+        [overview, *tables, _variance_section(results), *_error_section(results), *_trainings_section(results)],
+    )
+
+
+def _overview(grids: Sequence[Grid]) -> PageTable:
+    rows = []
+    for table in TABLES.values():
+        fields = []
+        for dataset in DATASETS:
+            grid = next((each for each in grids if each.table is table and each.dataset == dataset), None)
+            if grid is None:
+                fields.append(Field("not in the paper", missing=True))
+            else:
+                seeds = f"seeds {', '.join(map(str, grid.seeds))}" if len(grid.seeds) > 1 else ""
+                seeds = seeds or (f"seed {grid.seeds[0]}" if grid.seeds else "")
+                fields.append(Field(f"{grid.num_found} of {len(grid.entries)}", seeds, missing=not grid.num_found))
+        rows.append((table.title, fields))
+    return PageTable("Cells with a result", ["", *(DATASET_TITLES[name] for name in DATASETS)], rows)
+
+
+def _table_section(table: Table, grids: Sequence[Grid], results: Results) -> Section:
+    parts = [
+        Section(
+            f"{table.name}-{grid.dataset}",
+            DATASET_TITLES[grid.dataset],
+            tables=[_grid_table(grid)],
+            plots=list(_plots(grid, results)),
+        )
+        for grid in grids
+    ]
+    return Section(table.name, table.title, parts=parts, short=short_title(table))
+
+
+def _grid_table(grid: Grid) -> PageTable:
+    notes = [*grid.notes]
+    if grid.has_paper:
+        notes.append("Below each figure: the paper's, and the difference from it in points.")
+    if any(entry.best for entry in grid.entries):
+        notes.append("Marked: the best of a column.")
+    rows = [(label, [_field(grid, entry) for entry in entries]) for label, entries in grid.rows.items()]
+    summary = [
+        (label, [_summary_field(value, as_difference="ahead" in label) for value in values])
+        for label, values in grid.summary.items()
+    ]
+    caption = "Columns: the % of requests that exits 1-2-3 answer"
+    return PageTable(caption, ["", *grid.table.settings], rows, notes, summary)
+
+
+def _field(grid: Grid, entry: Entry) -> Field:
+    text = spread(entry.measured.mean, entry.measured.std) if entry.measured else MISSING
+    detail = ""
+    if entry.paper:
+        detail = f"paper {percent(entry.paper.mean)}"
+    if entry.difference is not None:
+        detail += f", {signed(entry.difference)}"
+    raised = str(entry.num_seeds) if grid.raised(entry) else ""
+    return Field(text, detail, best=entry.best, missing=entry.measured is None, raised=raised)
+
+
+def _summary_field(value: float | None, *, as_difference: bool) -> Field:
+    if value is None:
+        return Field(MISSING, missing=True)
+    return Field(signed(value) if as_difference else percent(value))
+
+
+def _plots(grid: Grid, results: Results) -> Iterator[Plot]:
+    """Those of a table with results; a table of one column says it all itself."""
+    settings = grid.table.settings
+    if not grid.num_found or len(settings) < 2:
+        return
+    where = f"{short_title(grid.table)}, {DATASET_TITLES[grid.dataset]}"
+    stem = f"{grid.table.name}-{grid.dataset}"
+    yield settings_plot(f"{stem}-settings", f"{where}: accuracy as served", settings, _settings_panels(grid))
+    found = {each: _series(grid, each, results) for each in (settings[0], settings[-1])}
+    ends = {setting: series for setting, series in found.items() if series}
+    if not ends:
+        return
+    panels = {f"trained for {setting}": _exit_lines(series) for setting, series in ends.items()}
+    yield exits_plot(f"{stem}-exits", f"{where}: each exit on all test images", panels)
+    setting, series = next(iter(ends.items()))
+    exits = range(1, series[0].trainings[0].system.topology.num_exits + 1)
+    learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
+    weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
+    title = f"{where}: learning, trained for {setting}"
+    yield curves_plot(f"{stem}-learning", title, "accuracy on validation data, %", learned, series)
+    title = f"{where}: weights of the exits, trained for {setting}"
+    yield curves_plot(f"{stem}-weights", title, "weight in training, %", weights, series, limits=WEIGHT_LIMITS)
+
+
+def _settings_panels(grid: Grid) -> dict[str, list[Line]]:
+    """What was measured, and what the paper reports."""
+    rows = [(_row_series(grid, label), entries) for label, entries in grid.rows.items()]
+    panels = {"as measured here": [Line(series, [entry.measured for entry in entries]) for series, entries in rows]}
+    if grid.has_paper:
+        panels["as the paper reports"] = [Line(series, [entry.paper for entry in entries]) for series, entries in rows]
+    return {panel: [line for line in lines if any(line.values)] for panel, lines in panels.items()}
+
+
+def _row_series(grid: Grid, label: str, trainings: Sequence[Result] = ()) -> Series:
+    return Series(label, grid.table.row(label).weighting, tuple(trainings))
+
+
+def _series(grid: Grid, setting: str, results: Results) -> list[Series]:
+    """The rows of a table that have a training for that setting."""
+    figures = TableFigures(grid.table, results, grid.seeds)
+    found = [_row_series(grid, label, figures.found(figures.cell(grid.dataset, label, setting))) for label in grid.rows]
+    return [series for series in found if series.trainings]
+
+
+def _exit_lines(series: Sequence[Series]) -> list[Line]:
+    lines = []
+    for each in series:
+        by_seed = [result.exit_accuracy for result in each.trainings]  # type: ignore[attr-defined]
+        lines.append(Line(each, [Spread.of(values) for values in zip(*by_seed, strict=True)]))
+    return lines
+
+
+def _variance_section(results: Results) -> Section:
+    tables = []
+    for dataset in DATASETS:
+        rows = []
+        for seed in results.seeds():
+            found = results.gradient_variance(dataset, seed)
+            if found:
+                rows.append((f"seed {seed}", [Field(f"{value:.2e}") for value in found["gradient_variance"]]))
+        rows = rows or [("measured", [Field(MISSING, missing=True)] * 3)]
+        rows.append(("the paper", [Field(f"{value:.2e}") for value in published_gradient_variance(dataset)]))
+        tables.append(PageTable(DATASET_TITLES[dataset], ["", "exit 1", "exit 2", "exit 3"], rows))
+    text = "The mean variance of the gradient's elements at each exit, before training."
+    return Section("gradient-variance", "Table 3: gradient variance", text, tables, short="Table 3")
+
+
+def _error_section(results: Results) -> list[Section]:
+    """Of all rows of Table 1 and of ours that measured their gradients."""
+    plots = []
+    for dataset in DATASETS:
+        terms = dict(_error_terms(dataset, results))
+        if terms:
+            title = f"{DATASET_TITLES[dataset]}: what the weights cost by the error bound"
+            plots.append(error_terms_plot(f"error-terms-{dataset}", title, terms))
+    text = (
+        "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated so "
+        "that no part exceeds the loss that can be lost. Only trainings that measured their gradients have it."
+    )
+    return [Section("error-terms", "The error bound", text, plots=plots)] if plots else []
+
+
+def _error_terms(dataset: str, results: Results) -> Iterator[tuple[str, Mapping[str, Spread]]]:
+    for name in ("table1", "parts"):
+        grid = table_grid(TABLES[name], dataset, results)
+        for setting in dict.fromkeys((grid.table.settings[0], NEUTRAL_SETTING, grid.table.settings[-1])):
+            for series in _series(grid, setting, results):
+                if series.error_terms and not series.variant:
+                    yield f"{series.label}, {setting}", series.error_terms
+
+
+def _trainings_section(results: Results) -> list[Section]:
+    rows = []
+    for result in results.all():
+        figures = result.figures
+        minutes = figures.get("seconds")
+        fields = [
+            str(len(result.records)),
+            MISSING if minutes is None else f"{minutes / 60:.1f}",
+            str(figures.get("date", MISSING)),
+            str(figures.get("commit", MISSING)),
+        ]
+        rows.append((result.name, [Field(text) for text in fields]))
+    if not rows:
+        return []
+    caption = f"All {len(rows):,} trainings"
+    table = PageTable(caption, ["training", "rounds", "minutes", "date", "commit"], rows, closed=True)
+    return [Section("trainings", "Trainings", tables=[table])]

@@ -1,0 +1,253 @@
+"""Trainings for tables: each once, several at a time, gone on with after any death, refused in one sentence."""
+
+import contextlib
+import json
+import multiprocessing as mp
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from exitflow.cli import main
+from exitflow.errors import RunError, TrainingError
+from exitflow.experiments import reproduction as module
+from exitflow.experiments.reproduction import Reproduction
+from exitflow.experiments.results import Results, read_json
+from tests.experiments import tiny_tables
+from tests.experiments.tiny_tables import DISTINCT, TABLE
+
+LONG = 16  # rounds, which give time to interrupt
+PLACE = Path(__file__).parents[2]
+
+
+def reproduction(folder):
+    return Reproduction(Results(folder), "small")
+
+
+def missing(folder, seeds=(9,)):
+    return reproduction(folder).missing([TABLE], seeds, ["cifar10"])
+
+
+def figures(folder):
+    """All that must not depend on interruptions."""
+    found = {}
+    for result in Results(folder).all():
+        kept = {key: result.figures[key] for key in ("accuracy", "exit_accuracy", "served_accuracy")}
+        records = [{**record, "seconds": None} for record in result.records]
+        found[result.name] = (kept, records, (result.folder / "spec.toml").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """An uninterrupted reproduction of the tiny table, from the command line."""
+    folder = tmp_path_factory.mktemp("reproduction") / "results"
+    with pytest.MonkeyPatch.context() as patch:
+        tiny_tables.patch(patch.setattr, 4)
+        result = call("reproduce", "tiny", "--out", folder, "--seeds", "9", "--datasets", "cifar10", "--workers", "2")
+        return folder, result.output
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    tiny_tables.patch(monkeypatch.setattr, 4)
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_every_distinct_training_leaves_a_result_and_no_weights(done):
+    folder, _ = done
+    results = Results(folder).all()
+    assert len(results) == DISTINCT
+    for result in results:
+        names = {path.name for path in result.folder.iterdir()}
+        assert names == {"spec.toml", "rounds.jsonl", "profile.json", "result.json"}
+        assert len(result.records) == 4
+        assert result.figures["seconds"] > 0
+        assert result.figures["commit"]
+        assert result.system.training.seed == 9
+    assert {path.name for path in folder.iterdir()} == {result.name for result in results}  # .work is gone
+
+
+def test_the_table_is_printed_beside_the_papers(done):
+    _, output = done
+    assert "A tiny table, cifar10: accuracy as served in %, seeds 9 (the paper's)" in output
+    assert "(54.2)" in output
+    assert "33-33-33" in output
+
+
+def test_what_has_a_result_is_not_trained_again(done, monkeypatch):
+    folder, _ = done
+    assert missing(folder) == []
+    assert len(missing(folder, (9, 42))) == DISTINCT
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    monkeypatch.setattr(module, "ProcessPoolExecutor", None)  # nothing may be started
+    result = call("reproduce", "tiny", "--out", folder, "--seeds", "9", "--datasets", "cifar10", "--json")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    (table,) = json.loads(result.output)
+    assert {cell["seeds"] for cell in table["cells"]} == {1}
+    assert {cell["dataset"] for cell in table["cells"]} == {"cifar10"}
+
+
+def test_results_of_another_system_are_refused(done, monkeypatch):
+    folder, _ = done
+    tiny_tables.patch(monkeypatch.setattr, 5)
+    with pytest.raises(RunError, match=r"seed-9: is of another system .* delete it, or choose another --out"):
+        missing(folder)
+
+
+def test_gradient_variance_is_measured_once(tmp_path):
+    options = ("--out", tmp_path / "r", "--seeds", "9", "--datasets", "cifar10")
+    call("reproduce", "gradient-variance", *options)
+    path = Results(tmp_path / "r").gradient_variance_file("cifar10", 9)
+    found = read_json(path)
+    assert len(found["gradient_variance"]) == 3
+    assert min(found["gradient_variance"]) > 0
+    written = path.stat().st_mtime_ns
+    (table,) = json.loads(call("reproduce", "gradient-variance", *options, "--json").output)
+    assert table["variance"] == {"cifar10": {"9": found["gradient_variance"]}}
+    assert path.stat().st_mtime_ns == written
+
+
+def test_progress_counts_what_an_earlier_attempt_has_done(tmp_path):
+    jobs = missing(tmp_path)
+    work = tmp_path / ".work" / jobs[0].name
+    work.mkdir(parents=True)
+    (work / "rounds.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
+    seen = []
+
+    class Enough(Exception):
+        pass
+
+    def observer(label, done):
+        seen.append((label, done))
+        raise Enough
+
+    with pytest.raises(Enough):
+        reproduction(tmp_path).run(jobs, workers=1, observer=observer)
+    assert seen == [("starting", 0.5)]  # 2 of 4 rounds of one training
+
+
+def test_a_worker_that_is_killed_gives_one_sentence(tmp_path, monkeypatch):
+    tiny_tables.patch(monkeypatch.setattr, 100_000)
+
+    def kill_a_worker(label, done):
+        if done:
+            worker = next(each for each in mp.active_children() if each.name.startswith("SpawnProcess"))
+            os.kill(worker.pid, signal.SIGKILL)
+
+    with pytest.raises(TrainingError, match="a training process was killed; run the same command again to go on"):
+        reproduction(tmp_path).run(missing(tmp_path), workers=2, observer=kill_a_worker)
+    assert mp.active_children() == []
+
+
+def test_an_error_of_a_training_says_which_one_it_was(tmp_path):
+    jobs = missing(tmp_path)
+    work = tmp_path / ".work" / jobs[0].name
+    work.mkdir(parents=True)
+    (work / "spec.toml").write_text(missing(tmp_path, (42,))[0].system.to_toml())
+    with pytest.raises(RunError, match=f"^{jobs[0].name}: .*another system"):
+        reproduction(tmp_path).run(jobs[:1], workers=1)
+
+
+@contextlib.contextmanager
+def program(folder):
+    """`exitflow reproduce` in a process group of its own, until some training has had two rounds."""
+    command = [sys.executable, "-m", "tests.experiments.tiny_tables", str(LONG), "reproduce", "tiny", "--out", folder]
+    command += ["--seeds", "9", "--datasets", "cifar10", "--workers", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(list(map(str, command)), start_new_session=True, text=True, cwd=PLACE, **pipes)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def until_training(process, folder):
+    while not any(path.read_text().count("\n") > 1 for path in folder.glob(".work/*/rounds.jsonl")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+
+
+def until_nobody_is_left(group):
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0)
+            time.sleep(0.05)
+
+
+def test_after_kill_9_of_all_processes_it_goes_on_to_the_same_figures(tmp_path, monkeypatch):
+    tiny_tables.patch(monkeypatch.setattr, LONG)
+    with program(tmp_path / "killed") as process:
+        until_training(process, tmp_path / "killed")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert list((tmp_path / "killed" / ".work").iterdir())
+        assert len(Results(tmp_path / "killed").all()) < DISTINCT
+    for folder in (tmp_path / "killed", tmp_path / "whole"):
+        reproduction(folder).run(missing(folder), workers=2)
+    assert len(figures(tmp_path / "whole")) == DISTINCT
+    assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path):
+    with program(tmp_path) as process:
+        until_training(process, tmp_path)
+        process.kill()
+        process.wait()
+        until_nobody_is_left(process.pid)
+        assert len(Results(tmp_path).all()) < DISTINCT  # they have not simply run to their end
+
+
+def test_ctrl_c_ends_with_130_one_sentence_and_no_worker(tmp_path):
+    with program(tmp_path) as process:
+        until_training(process, tmp_path)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate()
+        assert process.returncode == 130
+        assert stderr == "exitflow: interrupted; `train --resume`, `compare` and `reproduce` go on where they were\n"
+        until_nobody_is_left(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["tabel1"], "there is no table 'tabel1'"),
+        (["tiny", "--seeds", "9,9"], "--seeds: expected different numbers such as 9,42,67, got '9,9'"),
+        (["tiny", "--datasets", "mnist"], "--datasets: expected cifar10, cifar100 or both, got 'mnist'"),
+        (["tiny", "--device", "quantum"], "--device: PyTorch cannot compute on 'quantum' here:"),
+        (["tiny", "--device", "meta"], "--device: PyTorch cannot compute on 'meta' here:"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(tmp_path, options, sentence):
+    result = call("reproduce", *options, "--out", tmp_path / "r", code=2)
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_data_that_are_not_there_are_missed_before_anything_is_begun(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    result = call("reproduce", "table1", "--out", tmp_path / "r", code=2)
+    assert "say where with --data-dir" in result.stderr
+    result = call("reproduce", "table1", "--out", tmp_path / "r", "--data-dir", tmp_path, code=2)
+    assert "data set 'cifar10' is not there: looked for" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_unknown_scale_is_refused():
+    assert "'small', 'paper'" in call("reproduce", "table1", "--scale", "huge", code=2).stderr

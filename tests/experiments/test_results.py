@@ -1,0 +1,113 @@
+"""Results on disk: read with care, written with where they come from."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from exitflow.errors import RunError
+from exitflow.experiments import results as module
+from exitflow.experiments.results import Result, Results, TrainingFolder, commit, provenance, read_json, write_json
+
+
+@pytest.fixture
+def result(tmp_path):
+    folder = tmp_path / "one_seed-9"
+    folder.mkdir()
+    write_json(folder / "result.json", {"exit_accuracy": [0.25, 0.5], "accuracy": {"80-15-5": 0.3}})
+    return Result(folder)
+
+
+def test_figures_are_what_was_written(result):
+    assert result.accuracy("80-15-5") == 0.3
+    assert result.exit_accuracy == [0.25, 0.5]
+    assert result.name == "one_seed-9"
+
+
+def test_a_setting_that_was_not_evaluated_is_named(result):
+    with pytest.raises(RunError, match="says nothing of the serving setting 1-2-3"):
+        result.accuracy("1-2-3")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"accuracy": 1, "exit_accuracy": []}', "{}"])
+def test_a_damaged_result_is_one_sentence(result, text):
+    (result.folder / "result.json").write_text(text)
+    with pytest.raises(RunError, match=r"result\.json"):
+        result.accuracy("80-15-5")
+
+
+def test_records_are_read_up_to_a_line_that_a_kill_cut_off(tmp_path):
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    assert [record["round"] for record in TrainingFolder(tmp_path).records] == [1, 2]
+    assert TrainingFolder(tmp_path / "nothing").records == []
+
+
+@pytest.mark.parametrize("line", ["x", "[]", "{}", "null"])
+def test_a_damaged_record_is_named_with_its_line(tmp_path, line):
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n' + line + "\n")
+    with pytest.raises(RunError, match=r"rounds.jsonl: line 2 is no record"):
+        _ = TrainingFolder(tmp_path).records
+
+
+def test_a_folder_knows_its_results_and_seeds(tmp_path, result):
+    (tmp_path / "begun_seed-7").mkdir()  # no result.json yet
+    results = Results(tmp_path)
+    assert [each.name for each in results.all()] == ["one_seed-9"]
+    assert results.get("begun_seed-7") is None
+    assert results.get("one_seed-9") == result
+    assert results.seeds() == (9,)
+    write_json(results.gradient_variance_file("cifar10", 42), {"gradient_variance": [1.0]})
+    assert results.seeds() == (9, 42)
+    assert results.gradient_variance("cifar10", 42) == {"gradient_variance": [1.0]}
+    assert results.gradient_variance("cifar100", 42) is None
+
+
+def test_nothing_that_is_no_number_is_written(tmp_path):
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(tmp_path / "x.json", {"a": float("nan")})
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(RunError, match="cannot be read"):
+        read_json(tmp_path / "x.json")
+
+
+def test_provenance_says_when_what_and_where():
+    found = provenance()
+    assert set(found) == {"date", "commit", "machine", "python", "torch"}
+    assert "cores" in found["machine"]
+    assert "/" not in found["machine"].replace("/s", "")  # no paths
+    assert found["commit"]
+    assert json.dumps(found)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_the_commit_is_that_of_exitflow_not_of_whatever_repository_it_is_installed_in(tmp_path, monkeypatch):
+    def git(*arguments):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tmp_path, check=True)
+
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "another project")
+    (tmp_path / "results.py").write_text("")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "results.py"))
+    commit.cache_clear()
+    try:
+        assert commit() == "unknown"
+        git("add", "results.py")
+        git("commit", "--quiet", "--message", "ours")
+        commit.cache_clear()
+        clean = commit()
+        assert len(clean) >= 12
+        (tmp_path / "results.py").write_text("changed")
+        commit.cache_clear()
+        assert commit() == f"{clean}-changed"
+    finally:
+        commit.cache_clear()
+
+
+def test_reading_results_needs_no_pytorch():
+    program = "import sys, exitflow.report.documents; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

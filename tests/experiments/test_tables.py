@@ -1,0 +1,151 @@
+"""The paper's tables: which trainings they need, and what the paper reports."""
+
+import dataclasses
+import re
+
+import pytest
+
+from exitflow.errors import ConfigError
+from exitflow.experiments.tables import (
+    DATASETS,
+    SCALES,
+    SEEDS,
+    TABLES,
+    distinct_trainings,
+    find_table,
+    published,
+    published_gradient_variance,
+    system_for_variance,
+)
+from exitflow.topology.rates import serving_plan
+from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
+
+
+def weightings(jobs):
+    return [job.system.training.weighting for job in jobs]
+
+
+def test_table_1_needs_15_trainings_for_each_data_set_and_seed():
+    jobs = distinct_trainings([TABLES["table1"]], [9], "small", ["cifar10"])
+    assert len(jobs) == 15
+    assert weightings(jobs).count("equal-weight") == 1
+    assert weightings(jobs).count("flops-prop") == 1
+    assert weightings(jobs).count("serving-rate") == 6  # at 33-33-33 it is equal-weight
+    assert weightings(jobs).count("balanced-adj") == 7
+    assert sum(len(job.cells) for job in jobs) == 28
+    everything = distinct_trainings([TABLES["table1"]], SEEDS, "small", DATASETS)
+    assert len(everything) == 15 * 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("table2", 3), ("table4", 6), ("table5", 15), ("table6", 7), ("ours", 22), ("parts", 20)]
+)
+def test_the_other_tables_share_trainings_too(name, count):
+    # table6: equal-weight once, the other two at 3 settings; ours: 1 + 1 + 6 + 7, and auto at 7;
+    # parts: twice 1 + 1 + 2 + 3, and two more at 3 settings
+    assert len(distinct_trainings([TABLES[name]], [9], "small", ["cifar10"])) == count
+
+
+def test_table_2_is_part_of_table_6():
+    both = distinct_trainings([TABLES["table2"], TABLES["table6"]], [9], "small")
+    assert {job.name for job in both} == {job.name for job in distinct_trainings([TABLES["table6"]], [9], "small")}
+
+
+def test_seeds_come_one_after_the_other_so_that_the_whole_picture_is_there_early():
+    jobs = distinct_trainings(list(TABLES.values()), [42, 9], "small")
+    seeds = [job.system.training.seed for job in jobs]
+    assert seeds == sorted(seeds, reverse=True)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_names_are_unique_and_safe_as_file_names(scale):
+    jobs = distinct_trainings(list(TABLES.values()), SEEDS, scale)
+    names = [job.name for job in jobs]
+    assert len(set(map(str.lower, names))) == len(names)
+    for name in names:
+        assert re.fullmatch(r"[a-z0-9][a-zA-Z0-9._+=-]{0,150}", name), name
+    systems = {dataclasses.replace(job.system, name="same").to_toml() for job in jobs}
+    assert len(systems) == len(jobs)
+
+
+def test_a_training_is_told_the_serving_rates_of_its_cells():
+    for job in distinct_trainings([TABLES["table1"]], [9], "small", ["cifar10"]):
+        share = serving_plan(job.system.topology).exit_share
+        if job.system.training.weighting in ("serving-rate", "balanced-adj"):
+            assert {cell.setting for cell in job.cells} == {cell.trained_for for cell in job.cells}
+            assert share == pytest.approx(parse_setting(job.cells[0].setting))
+
+
+def test_where_all_exits_serve_the_same_serving_rate_is_trained_as_equal_weight_with_any_parts():
+    for table, suffix in (("table1", ""), ("ours", " + grid + coverage"), ("parts", " + grid")):
+        jobs = distinct_trainings([TABLES[table]], [9], "small", ["cifar10"])
+        (job,) = (each for each in jobs if any(cell.row.label == f"equal-weight{suffix}" for cell in each.cells))
+        labels = {cell.row.label for cell in job.cells if cell.setting == "33-33-33"}
+        assert labels == {f"equal-weight{suffix}", f"serving-rate{suffix}"}
+        assert job.system.training.weighting == "equal-weight"
+
+
+def test_the_paper_scale_is_the_papers_set_up():
+    (job, *_) = distinct_trainings([TABLES["table1"]], [9], "paper", ["cifar10"])
+    training, model = job.system.training, job.system.model
+    assert (training.rounds, training.batch_size, training.learning_rate) == (100, 128, 0.1)
+    assert (model.width, training.server_step, model.heads) == (64, "paper", ("gap", "gap", "gap"))
+    small = distinct_trainings([TABLES["table1"]], [9], "small", ["cifar10"])[0].system
+    assert small.topology == job.system.topology
+    assert small.data == job.system.data
+    assert system_for_variance("cifar100", 9, "paper").data.name == "cifar100"
+
+
+@pytest.mark.parametrize(
+    ("table", "dataset", "label", "setting", "mean", "std"),
+    [
+        ("table1", "cifar10", "serving-rate", "80-15-5", 54.2, 2.4),
+        ("table1", "cifar100", "balanced-adj", "5-15-80", 60.7, None),
+        ("table5", "cifar10", "equal-weight", "80-15-5", None, None),
+        ("table6", "cifar10", "serving-rate p=0.2", "80-15-5", 49.2, None),
+    ],
+)
+def test_the_papers_figures(table, dataset, label, setting, mean, std):
+    figure = TABLES[table].paper_figure(dataset, label, setting)
+    assert set(figure) == {"mean", "std"}
+    assert mean is None or figure["mean"] == mean
+    assert std is None or figure["std"] == std
+
+
+def test_every_cell_of_the_papers_tables_has_its_figure_and_ours_have_none():
+    for table in TABLES.values():
+        for cell in table.cells():
+            figure = table.paper_figure(cell.dataset, cell.row.label, cell.setting)
+            assert (figure is not None) == bool(table.published), (table.name, cell)
+
+
+def test_no_figure_of_the_paper_is_left_out():
+    for key, content in published().items():
+        if key == "table3-gradient-variance":
+            continue
+        tables = [table for table in TABLES.values() if table.published == key]
+        reported = {
+            (dataset, label, setting)
+            for dataset in DATASETS
+            for label, figures in content.get(dataset, {}).items()
+            for setting in figures
+        }
+        shown = {(cell.dataset, cell.row.label, cell.setting) for table in tables for cell in table.cells()}
+        assert reported == shown, key
+
+
+def test_the_papers_gradient_variance_is_highest_at_the_first_exit():
+    for dataset in DATASETS:
+        first, second, third = published_gradient_variance(dataset)
+        assert first > second > third
+
+
+def test_a_wrong_name_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="there is no table 'tabel1'; did you mean 'table1'"):
+        find_table("tabel1")
+    with pytest.raises(ConfigError, match="known are: all, gradient-variance, ours"):
+        find_table("x")
+
+
+def test_settings_are_the_papers():
+    assert len(PAPER_SETTINGS) == len(TABLES["table1"].settings) == 7

@@ -1,0 +1,66 @@
+"""Results in the documented format, with invented figures: a fixture for tests, never published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from exitflow.experiments.tables import DATASETS, TABLES, Job, Table, distinct_trainings
+from exitflow.topology.rates import serving_plan
+from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
+
+PROVENANCE = {
+    "date": "2026-01-02",
+    "commit": "0123456789ab",
+    "machine": "a machine, 2 cores, Linux",
+    "python": "3.11.9",
+    "torch": "2.13.0",
+}
+
+
+def write_results(
+    folder: Path, tables: Iterable[Table] = TABLES.values(), seeds: Sequence[int] = (9, 42), datasets=DATASETS, keep=1.0
+) -> Path:
+    """`keep` is the share of trainings that have a result."""
+    rng = np.random.default_rng(0)
+    for job in distinct_trainings(list(tables), seeds, "small", datasets):
+        if rng.random() < keep:
+            write_training(folder / job.name, job, rng)
+    return folder
+
+
+def write_training(folder: Path, job: Job, rng: np.random.Generator, rounds: int = 12) -> None:
+    folder.mkdir(parents=True)
+    weights = serving_plan(job.system.topology).exit_share
+    top = np.array([0.55, 0.72, 0.80]) + 0.15 * (weights - 1 / 3) + rng.normal(0, 0.01, 3)
+    (folder / "spec.toml").write_text(job.system.to_toml())
+    with (folder / "rounds.jsonl").open("w") as file:
+        for round in range(1, rounds + 1):
+            exits = (top * (1 - np.exp(-3 * round / rounds))).tolist()
+            validation = {"exit_accuracy": exits, "served_accuracy": exits, "accuracy": float(weights @ exits)}
+            record = {
+                "round": round,
+                "exit_weights": list(weights),
+                "losses": {"1": 1.0},
+                "validation": validation if round % 2 == 0 else None,
+                "num_tasks": 7,
+                "dropped": [],
+                "link_bytes": {},
+                "seconds": 1.0,
+            }
+            file.write(json.dumps(record) + "\n")
+    terms = None
+    if job.system.training.weighting in ("balanced-adj", "bound-min"):
+        terms = {"generalisation": 0.4, "bias": 0.1, "noise": 0.3, "sampling": 0.05, "total": 0.85}
+    (folder / "profile.json").write_text(json.dumps({"error_terms": terms}))
+    accuracy = {each: float(np.array(parse_setting(each)) @ top) for each in PAPER_SETTINGS}
+    figures = {"exit_accuracy": top.tolist(), "accuracy": accuracy, "seconds": 61.5, **PROVENANCE}
+    (folder / "result.json").write_text(json.dumps(figures))
+
+
+def write_gradient_variance(folder: Path, dataset: str, seed: int, values=(4e-3, 2e-3, 1e-3)) -> None:
+    path = folder / f"gradient-variance_{dataset}_seed-{seed}.json"
+    path.write_text(json.dumps({"gradient_variance": list(values), **PROVENANCE}))

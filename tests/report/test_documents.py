@@ -1,0 +1,166 @@
+"""Tables in documents are written from records, and a figure that differs is found."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from exitflow.cli import main
+from exitflow.errors import ConfigError, RunError, StaleFiguresError
+from exitflow.experiments.results import Results
+from exitflow.experiments.tables import TABLES
+from exitflow.report.documents import check, render, update
+
+ROOT = Path(__file__).parents[2]
+TEXT = """# Some results
+
+<!-- results:table1 cifar10 -->
+<!-- end -->
+
+In between.
+
+<!-- results:gradient-variance cifar10 -->
+<!-- end -->
+<!-- results:origin -->
+old
+<!-- end -->
+"""
+
+
+@pytest.fixture
+def document(tmp_path):
+    path = tmp_path / "results.md"
+    path.write_text(TEXT)
+    return path
+
+
+def test_what_update_writes_check_accepts(document, results_folder):
+    results = Results(results_folder)
+    assert update(document, results) == 3
+    assert check(document, results) == 3
+    written = document.read_text()
+    assert update(document, results) == 0
+    assert document.read_text() == written
+    assert re.sub(r"(results:.*? -->\n).*?(<!-- end)", r"\1\2", written, flags=re.DOTALL) == TEXT.replace("old\n", "")
+
+
+def test_the_table_has_measured_and_published_figures(results_folder):
+    results = Results(results_folder)
+    lines = render("table1 cifar10", results)
+    (row,) = (line for line in lines if line.startswith("| flops-prop |"))
+    cells = row.strip("| ").split(" | ")
+    assert len(cells) == 8
+    found = results.get("cifar10_7-nodes_equal_flops-prop_33-33-33_seed-42")
+    assert found is not None
+    other = results.get("cifar10_7-nodes_equal_flops-prop_33-33-33_seed-9")
+    mean = (found.accuracy("80-15-5") + other.accuracy("80-15-5")) / 2 if other else found.accuracy("80-15-5")
+    assert f"{100 * mean:.1f}" in cells[1]
+    assert cells[1].endswith("(32.1)")
+    assert any("–" in line for line in lines)  # some are missing
+    assert any("**" in line for line in lines)
+
+
+def test_without_results_cells_are_empty(tmp_path):
+    lines = render("table6 cifar100", Results(tmp_path))
+    assert "| serving-rate p=0.2 | – (30.1) | – (30.8) | – (30.9) |" in lines
+    assert render("gradient-variance cifar10", Results(tmp_path))[3] == "| measured | – | – | – |"
+    assert render("origin", Results(tmp_path)) == ["", "No results yet.", ""]
+
+
+def test_the_origin_of_results_is_told(results_folder):
+    sentence = render("origin", Results(results_folder))[1]
+    assert re.fullmatch(
+        r"\d+ results, made on 2026-01-02 with commit 0123456789ab; a machine, 2 cores, Linux; "
+        r"Python 3.11.9, PyTorch 2.13.0\.",
+        sentence,
+    )
+
+
+@pytest.mark.parametrize("name", [*TABLES])
+def test_every_table_can_be_written(name, results_folder):
+    table = TABLES[name]
+    lines = [line for line in render(f"{name} {table.datasets[0]}", Results(results_folder)) if line.startswith("|")]
+    assert len(lines) == 2 + len(table.rows) + (2 if name == "ours" else 0)
+    assert {line.count("|") for line in lines} == {len(table.settings) + 2}
+
+
+def test_a_changed_figure_is_found_with_its_block_and_line(document, results_folder):
+    results = Results(results_folder)
+    update(document, results)
+    lines = document.read_text().splitlines()
+    number = next(index for index, line in enumerate(lines) if line.startswith("| flops-prop"))
+    lines[number] = lines[number].replace("(32.1)", "(32.2)")
+    document.write_text("\n".join(lines) + "\n")
+    with pytest.raises(
+        StaleFiguresError, match=rf"results.md, line {number + 1}: block 'table1 cifar10' says '\| flops-prop"
+    ):
+        check(document, results)
+    result = CliRunner().invoke(main, ["report", str(results_folder), "--check", str(document)])
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "--update" in result.stderr
+
+
+@pytest.mark.parametrize("change", ["cut", "add"])
+def test_lines_too_few_or_too_many_are_found(document, results_folder, change):
+    results = Results(results_folder)
+    update(document, results)
+    text = document.read_text()
+    end = text.index("<!-- end -->")
+    document.write_text(text[: end - 1] + text[end:] if change == "cut" else text[:end] + "more\n" + text[end:])
+    with pytest.raises(
+        StaleFiguresError, match=r"'table1 cifar10' says (nothing|'more').* the records say (''|nothing)"
+    ):
+        check(document, results)
+
+
+def test_a_result_that_changes_makes_the_document_stale(document, tmp_path):
+    from tests.report.synthetic import write_results
+
+    folder = write_results(tmp_path / "results", [TABLES["table1"]], (9,), ["cifar10"])
+    update(document, Results(folder))
+    next(folder.glob("*balanced-adj_80*/result.json")).unlink()
+    with pytest.raises(StaleFiguresError, match=r"block 'table1 cifar10' says '\| (equal|flops|serving|balanced)"):
+        check(document, Results(folder))
+
+
+def test_a_document_without_blocks_passes(tmp_path):
+    path = tmp_path / "plain.md"
+    path.write_text("no tables here\n\n```\n<!-- results:table1 cifar10 -->\n```\n")
+    assert check(path, Results(tmp_path)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<!-- results:tabel1 cifar10 -->\n<!-- end -->", "line 1: there is no table 'tabel1'; did you mean 'table1'"),
+        ("\n<!-- results:table4 cifar100 -->\n<!-- end -->", "line 2: .*expected table4 cifar10"),
+        ("<!-- results:table1 -->\n<!-- end -->", "expected table1 cifar10 or table1 cifar100"),
+        ("<!-- results:origin x -->\n<!-- end -->", "expected origin"),
+        ("<!-- results:table1 cifar10 -->\ntext", "line 1: block 'table1 cifar10' has no <!-- end -->"),
+        ("<!-- results:origin -->\n<!-- results:origin -->\n<!-- end -->", "line 1: block 'origin' has no"),
+    ],
+)
+def test_marks_that_make_no_sense_are_refused(tmp_path, text, problem):
+    path = tmp_path / "bad.md"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        check(path, Results(tmp_path))
+
+
+def test_a_document_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(RunError, match="cannot be read: No such file"):
+        check(tmp_path / "x.md", Results(tmp_path))
+
+
+def test_our_own_documents_have_a_block_for_every_table():
+    text = (ROOT / "docs" / "results.md").read_text()
+    names = {f"{table.name} {name}" for table in TABLES.values() for name in table.datasets}
+    names |= {"gradient-variance cifar10", "gradient-variance cifar100", "origin"}
+    assert set(re.findall(r"<!-- results:(.*?) -->", text)) == names
+
+
+def test_our_own_documents_say_what_the_records_say():
+    for name in ("README.md", "docs/results.md"):
+        check(ROOT / name, Results(ROOT / "results" / "small"))

@@ -1,0 +1,79 @@
+"""Tables as values: what is best, what is missing, what was measured with fewer seeds."""
+
+import pytest
+
+from exitflow.experiments.results import Results, write_json
+from exitflow.experiments.tables import TABLES, Cell
+from exitflow.report.grids import Entry, signed, table_grid
+
+TABLE = TABLES["table1"]
+
+
+@pytest.fixture
+def put(tmp_path):
+    def write(label, setting, seed, accuracy, table=TABLE):
+        cell = Cell("cifar10", 7, "equal", table.row(label), setting)
+        folder = tmp_path / cell.training_name(seed)
+        folder.mkdir()
+        write_json(folder / "result.json", {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy)})
+
+    return write
+
+
+def grid(tmp_path, table=TABLE):
+    return table_grid(table, "cifar10", Results(tmp_path))
+
+
+def test_without_results_every_cell_is_missing_beside_the_papers(tmp_path):
+    found = grid(tmp_path)
+    assert found.num_found == 0
+    assert found.rows["serving-rate"][0].paper.mean == pytest.approx(0.542)
+    assert not any(entry.best or entry.measured for entry in found.entries)
+    assert found.notes == ["No results yet."]
+
+
+def test_the_best_of_a_column_is_the_highest_as_printed(tmp_path, put):
+    put("equal-weight", "80-15-5", 9, 0.50041)
+    put("flops-prop", "80-15-5", 9, 0.50049)
+    put("balanced-adj", "80-15-5", 9, 0.4)
+    found = grid(tmp_path)
+    best = {label: row[0].best for label, row in found.rows.items()}
+    assert best == {"equal-weight": True, "flops-prop": True, "serving-rate": False, "balanced-adj": False}
+
+
+def test_a_single_result_is_not_the_best_of_anything(tmp_path, put):
+    put("balanced-adj", "80-15-5", 9, 0.5)
+    assert not any(entry.best for entry in grid(tmp_path).entries)
+
+
+def test_fewer_seeds_are_marked(tmp_path, put):
+    put("equal-weight", "80-15-5", 9, 0.5)
+    put("equal-weight", "80-15-5", 42, 0.6)
+    put("balanced-adj", "80-15-5", 9, 0.7)
+    found = grid(tmp_path)
+    assert found.seeds == (9, 42)
+    assert found.raised(found.rows["balanced-adj"][0]) == "¹"
+    assert found.raised(found.rows["equal-weight"][0]) == ""
+    assert found.raised(found.rows["flops-prop"][0]) == ""
+    assert "over the seeds 9 and 42" in found.notes[0]
+
+
+def test_the_difference_is_from_the_paper(tmp_path, put):
+    put("balanced-adj", "80-15-5", 9, 0.5)
+    assert grid(tmp_path).rows["balanced-adj"][0].difference == pytest.approx(0.5 - 0.534)
+    assert Entry(None, 0, None).difference is None
+    assert signed(-0.034) == "−3.4"
+    assert signed(0.0134) == "+1.3"
+
+
+def test_ours_is_set_against_the_best_of_table_1_once_all_four_are_there(tmp_path, put):
+    ours = TABLES["ours"]
+    put("auto", "80-15-5", 9, 0.75, table=ours)
+    for label in ("equal-weight", "flops-prop", "balanced-adj"):
+        put(label, "80-15-5", 9, 0.5)
+    assert grid(tmp_path, ours).summary["auto is ahead by"][0] is None  # serving-rate may be better
+    put("serving-rate", "80-15-5", 9, 0.625)
+    found = grid(tmp_path, ours).summary
+    assert found["best of Table 1"][0] == 0.625
+    assert found["auto is ahead by"][0] == 0.125
+    assert found["auto is ahead by"][1] is None  # auto has not been trained for it

@@ -1,0 +1,215 @@
+"""The page: one file that needs nothing else, from results, from one run, and from a comparison."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from exitflow.cli import main
+from exitflow.experiments.tables import TABLES
+from exitflow.experiments.training import train
+from exitflow.report.build import build_report, make_page
+from exitflow.report.page import Field, Page, PageTable, Section, render
+from tests.report.synthetic import write_results
+from tests.small import image_dataset, tiny_system
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DATA = image_dataset(96)
+
+
+@pytest.fixture(scope="module")
+def page(results_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("page")
+    path, figures = build_report(results_folder, out)
+    return path, figures
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"<[^>]+>", " ", html)
+
+
+def test_the_page_and_its_figures_are_written(page):
+    path, figures = page
+    assert path.name == "index.html"
+    names = {file.name for file in (path.parent / "figures").iterdir()}
+    assert len(names) == figures
+    for name in ("settings", "exits", "learning", "weights"):
+        assert f"table1-cifar10-{name}.png" in names
+    assert "error-terms-cifar10.png" in names
+    assert not any("cifar100" in name for name in names)  # nothing was trained on it
+
+
+def test_the_page_has_the_tables_beside_the_papers_and_what_is_missing(page):
+    html = page[0].read_text()
+    text = text_of(html)
+    for title in (table.title for table in TABLES.values()):
+        assert title.replace("'", "&#39;") in text
+    assert "paper 54.2" in text
+    assert re.search(r"paper 32\.1, [+−]\d", text)
+    assert 'class="missing"' in html
+    assert 'class="best"' in html
+    assert "No results yet." in text  # of table 5
+    assert "2026-01-02" in text
+    assert "0123456789ab" in text
+    assert "a machine, 2 cores, Linux" in text
+    assert "4.00e-03" in text
+    assert "auto is ahead by" in text
+
+
+def test_nothing_is_loaded_from_elsewhere(page):
+    html = page[0].read_text()
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:|#)""", html)
+    assert "url(" not in re.sub(r'src="data:[^"]*"', "", html)
+    assert "<script" not in html
+    assert "default-src 'none'" in html
+
+
+def test_names_are_escaped():
+    table = PageTable("<b>", ["<i>"], [("<u>", [Field("<s>", detail="<q>")])])
+    html = render(Page("<script>", "<em>", {"<a>": "<p>"}, [Section("x", "<h1>", tables=[table])]))
+    for tag in ("<script>", "<em>", "<i>", "<u>", "<s>", "<q>"):
+        assert tag not in html
+
+
+def test_a_result_is_not_invented(tmp_path):
+    folder = write_results(tmp_path / "r", [TABLES["table4"]], (9,), keep=1.0)
+    for path in folder.glob("*serving-rate*"):
+        shutil.rmtree(path)
+    page = make_page(folder)
+    (part,) = next(section for section in page.sections if section.anchor == "table4").parts
+    rows = dict(part.tables[0].rows)
+    assert [field.text for field in rows["serving-rate"]] == ["–", "–"]
+    assert all(field.missing for field in rows["serving-rate"])
+    assert not any(field.missing for field in rows["equal-weight"])
+    assert "serving-rate" not in part.plots[-1].alt
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for weighting in ("serving-rate", "balanced-adj"):
+        for seed in (1, 2):
+            system = tiny_system(f"training.weighting={weighting}", f"training.seed={seed}")
+            train(system, folder / f"{weighting}-seed-{seed}", dataset=DATA)
+    return folder
+
+
+def test_one_run_has_a_report(runs, tmp_path):
+    path, figures = build_report(runs / "balanced-adj-seed-1", tmp_path)
+    assert figures == 3  # learning, weights, the error bound
+    text = text_of(path.read_text())
+    assert "7 nodes, 3 exits" in text
+    assert "80.0 %, 15.0 %, 5.0 %" in text
+    assert "Not finished yet" not in text
+
+
+def test_a_comparison_has_a_report(runs):
+    result = CliRunner().invoke(main, ["report", str(runs)])
+    assert result.exit_code == 0, result.output
+    assert result.output == f"{runs}/report/index.html: written, and 3 figures beside it.\n"
+    text = text_of((runs / "report" / "index.html").read_text())
+    assert "2 weightings" in text
+    assert "±" in text
+    assert CliRunner().invoke(main, ["report", str(runs)]).exit_code == 0  # again, over the old one
+
+
+def test_a_run_that_is_not_finished_is_shown_as_such(runs, tmp_path):
+    shutil.copytree(runs / "serving-rate-seed-1", tmp_path / "cut")
+    (tmp_path / "cut" / "rounds.jsonl").write_text("")
+    text = text_of(build_report(tmp_path / "cut", tmp_path / "out")[0].read_text())
+    assert "Not finished yet" in text
+    assert "–" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "nowhere: there is no such folder"),
+        ([".", "--out", "x"], "holds no results of `exitflow reproduce` and no runs"),
+        (["nowhere", "--check", "x.md"], "RESULTS: there is no folder 'nowhere'"),
+        ([".", "--check", "x.md", "--out", "x"], "--out: writes a page, --update and --check do not"),
+        ([".", "--update", "x.md"], "x.md: cannot be read"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_sentence(tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["report", *arguments])
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_without_the_extra_it_says_what_to_install(results_folder, package):
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; from exitflow.cli import main; "
+        f"main(['report', {str(results_folder)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'exitflow[report]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+PROBE = """
+<script>
+addEventListener("load", async () => {
+  const broken = [];
+  for (const image of document.images) {
+    try { await image.decode(); if (!image.naturalWidth) broken.push(image.alt); } catch { broken.push(image.alt); }
+  }
+  const loaded = performance.getEntriesByType("resource").map(each => each.name).filter(each => !each.startsWith("data:"));
+  const wide = document.documentElement.scrollWidth > innerWidth;
+  document.title = JSON.stringify({images: document.images.length, broken, loaded, wide,
+    tables: document.querySelectorAll("table").length});
+});
+</script>
+"""
+
+
+def browse(path, *options):
+    """The page as the browser has it, and what it wrote on its console."""
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=20000", *options, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_browser_shows_it_without_a_complaint_or_a_request(page, tmp_path, width):
+    import json
+
+    html = page[0].read_text()
+    probed = tmp_path / "probed.html"
+    allowed = html.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'")
+    probed.write_text(allowed.replace("</body>", PROBE + "</body>"))
+    shown, complaints = browse(probed, f"--window-size={width},900")
+    assert complaints == []
+    found = json.loads(re.search(r"<title>(.*?)</title>", shown)[1].replace("&amp;", "&"))
+    assert found["broken"] == []
+    assert found["loaded"] == []
+    assert found["images"] == page[1]
+    assert found["tables"] == html.count("<table>") > 10
+    assert not found["wide"]  # tables scroll within the page, the page itself does not
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
+def test_the_page_as_written_makes_no_complaint_and_one_that_breaks_its_promise_does(page, tmp_path):
+    shown, complaints = browse(page[0])
+    assert complaints == []
+    assert "</html>" in shown
+    worse = tmp_path / "worse.html"
+    worse.write_text(page[0].read_text().replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>'))
+    _, complaints = browse(worse)
+    assert any("Content Security Policy" in line for line in complaints)

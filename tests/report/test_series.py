@@ -1,0 +1,59 @@
+"""Lines over rounds: of trainings that differ in their seed only."""
+
+import json
+
+import pytest
+
+from exitflow.experiments.figures import Spread
+from exitflow.experiments.results import TrainingFolder
+from exitflow.report.series import Series, by_weighting
+from tests.small import tiny_system
+
+
+def training(folder, accuracies, weighting="serving-rate", seed=1, terms=None):
+    folder.mkdir()
+    (folder / "spec.toml").write_text(tiny_system(f"training.weighting={weighting}", f"training.seed={seed}").to_toml())
+    (folder / "profile.json").write_text(json.dumps({"error_terms": terms}))
+    lines = []
+    for round, value in enumerate(accuracies, start=1):
+        validation = {"exit_accuracy": [value, None, 1.0], "accuracy": value} if value is not None else None
+        lines.append({"round": round, "exit_weights": [0.5, 0.25, 0.25], "validation": validation})
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return TrainingFolder(folder)
+
+
+def test_a_curve_has_the_rounds_that_all_seeds_have(tmp_path):
+    one = training(tmp_path / "a", [None, 0.25, None, 0.5])
+    two = training(tmp_path / "b", [None, 0.75])
+    series = Series("serving-rate", "serving-rate", (one, two))
+    assert series.exit_accuracy(1).rounds == (2,)
+    assert series.exit_accuracy(1).values == (Spread(0.5, pytest.approx(0.5 / 2**0.5)),)
+    assert series.accuracy() == series.exit_accuracy(1)
+    assert series.exit_accuracy(2).rounds == ()
+    assert series.exit_weight(3).rounds == (1, 2)
+    alone = Series("serving-rate", "serving-rate", (one,))
+    assert alone.accuracy().rounds == (2, 4)
+    assert alone.accuracy().values[0] == Spread(0.25, None)
+    assert Series("none", "auto", ()).accuracy().rounds == ()
+
+
+def test_what_a_label_says_beyond_the_weighting():
+    assert Series("serving-rate", "serving-rate", ()).variant == ""
+    assert Series("serving-rate p=0.2", "serving-rate", ()).variant == "p=0.2"
+    assert Series("flops-prop + grid + coverage", "flops-prop", ()).variant == "grid + coverage"
+
+
+def test_error_terms_are_means_over_what_was_measured(tmp_path):
+    some = training(tmp_path / "a", [0.5], terms={"bias": 1.0})
+    more = training(tmp_path / "b", [0.5], terms={"bias": 3.0})
+    none = training(tmp_path / "c", [0.5])
+    assert Series("x", "x", (some, more, none)).error_terms["bias"].mean == 2.0
+    assert Series("x", "x", (none,)).error_terms == {}
+
+
+def test_runs_are_grouped_by_weighting_in_the_usual_order(tmp_path):
+    runs = [
+        training(tmp_path / str(index), [0.5], name) for index, name in enumerate(["flops-prop", "auto", "flops-prop"])
+    ]
+    found = by_weighting(runs)
+    assert [(series.label, len(series.trainings)) for series in found] == [("auto", 1), ("flops-prop", 2)]
