@@ -124,6 +124,7 @@ EXPORTS = importlib.util.find_spec("exitflow.serving") and importlib.util.find_s
 def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterrupted, family):
     """Each is given what the one before it gives, as nodes do."""
     import onnxruntime
+
     from exitflow.serving.onnx_segments import export_segments
 
     run = uninterrupted(family, "serving-rate")
