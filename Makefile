@@ -16,8 +16,11 @@ demo: .venv/.installed  ## plan, train with five weightings, compare: about two 
 	$(BIN)/exitflow compare paper-7:80-15-5 --set training.rounds=30 --out runs/demo
 	$(BIN)/exitflow evaluate runs/demo/serving-rate-seed-9
 
+# The tests of federations mostly wait, for nodes that are frozen or killed; so they run beside the others.
 test: .venv/.installed-dev  ## the whole test suite
-	$(BIN)/pytest
+	@$(BIN)/pytest -m federation > .federation-tests.log 2>&1 & federation=$$!; \
+	$(BIN)/pytest -m "not federation"; code=$$?; \
+	wait $$federation || code=1; cat .federation-tests.log; exit $$code
 
 check: .venv/.installed-dev  ## lint, format and types
 	$(BIN)/ruff check .

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import planning, scale, training
+from benchmarks import federation, flower_simulation, planning, scale, training
 
 BENCHMARKS = {
     "planning": planning.main,
     "training-resnet": training.resnet,
     "training-digits": training.digits,
     "scale": scale.main,
+    "simulation-digits": flower_simulation.digits,
+    "simulation-resnet": flower_simulation.resnet,
+    "flower-tiny": federation.tiny,
+    "flower-resnet": federation.realistic,
+    "ray": federation.ray,
 }
 
 names = sys.argv[1:] or list(BENCHMARKS)

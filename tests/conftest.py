@@ -1,5 +1,7 @@
 """Shared by all tests: one thread (the models are tiny), and hypothesis without deadlines (machines are noisy)."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -12,3 +14,13 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _no_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXITFLOW_DATA_DIR", raising=False)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One cluster of Ray for all tests: starting it takes seconds."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

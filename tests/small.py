@@ -14,7 +14,7 @@ from exitflow.experiments.system import System, load_system
 from exitflow.federated.local import LocalTrainer, NodeData
 from exitflow.federated.schedules import make_schedule
 from exitflow.federated.spec import TrainingSpec
-from exitflow.federated.types import ServerState
+from exitflow.federated.types import ServerState, Task
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.topology.graph import Link, Node, Topology
 
@@ -107,6 +107,11 @@ def linear_trainer(
     preparation = Preparation((0.0,), (1.0,))
     data = NodeData(split, held, preparation, augment=False)
     return LocalTrainer(model, data, spec, num_steps, make_schedule(spec, num_steps))
+
+
+def task_of(round: int, node: str, exit: int, probability: float, seed: int) -> Task:
+    """To train one exit."""
+    return Task(round, node, (exit,), (1.0,), probability, seed)
 
 
 TINY = (

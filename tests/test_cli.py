@@ -175,6 +175,23 @@ def test_explain_sets_the_weightings_side_by_side():
             ["train", "paper-7-cifar10", "--out", "x", "--data-dir", "no\N{GRINNING FACE}"],
             "in no\N{GRINNING FACE}/cifar-10",
         ),
+        (["train", "paper-7", "--out", "x", "--address", "y"], "exitflow: --address: is for --backend ray\n"),
+        (["train", "paper-7", "--out", "x", "--superlink", "h:1"], "exitflow: --superlink: is for --backend flower\n"),
+        (
+            ["train", "paper-7", "--out", "x", "--backend", "flower", "--superlink", "h:1", "--federation", "no"],
+            "exitflow: no: --federation: is not a folder that `exitflow federation init` has written for the server\n",
+        ),
+        (
+            ["federation", "init", "paper-7", "--superlink", "server"],
+            "exitflow: --superlink: expected HOST:PORT, such as 10.0.0.1:9092, got 'server'\n",
+        ),
+        (["federation", "server", "nowhere"], "exitflow: nowhere: --federation: is not a folder that"),
+        (["federation", "node", "nowhere"], "exitflow: nowhere: is not a folder that `exitflow federation init` has"),
+        (
+            ["train", "paper-7", "--out", "x", "--set", "federation.on_missing=ignore"],
+            "federation.on_missing: must be one of 'strict', 'skip', 'reweight', got 'ignore'",
+        ),
+        (["train", "paper-7", "--out", "x", "--set", "federation.deadline=0"], "federation.deadline: must be above 0"),
         (["evaluate", "nowhere"], "exitflow: nowhere: is not a run directory"),
         (["compare", "paper-7", "--weightings", "serving-rat"], "did you mean 'serving-rate'?"),
         (
@@ -201,6 +218,13 @@ def test_every_command_explains_itself_with_an_example(command):
     assert "Example:" in output
     assert f"exitflow {command}" in output
     assert "--json" in output
+
+
+@pytest.mark.parametrize("command", ["init", "server", "node", "worker"])
+def test_every_command_of_a_federation_explains_itself_with_an_example(command):
+    output = call("federation", command, "--help").stdout
+    assert "Example:" in output
+    assert f"exitflow federation {command}" in output
 
 
 def test_progress_keeps_quiet_where_nobody_watches(tmp_path):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from exitflow.experiments.runs import Run, evaluate
     from exitflow.experiments.system import System, load_system
     from exitflow.experiments.training import resume, train
+    from exitflow.federated.federation_spec import FederationSpec
     from exitflow.federated.spec import TrainingSpec
     from exitflow.models.nested import EarlyExitNetwork, NestedModel
     from exitflow.models.specs import EarlyExitResNet
@@ -50,6 +51,7 @@ _HOMES = {
     "exitflow.experiments.runs": ("Run", "evaluate"),
     "exitflow.experiments.system": ("System", "load_system"),
     "exitflow.experiments.training": ("resume", "train"),
+    "exitflow.federated.federation_spec": ("FederationSpec",),
     "exitflow.federated.spec": ("TrainingSpec",),
     "exitflow.models.nested": ("EarlyExitNetwork", "NestedModel"),
     "exitflow.models.specs": ("EarlyExitResNet",),

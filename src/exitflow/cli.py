@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,16 @@ if TYPE_CHECKING:
     from exitflow.experiments.runs import Run
 
 COMPARED = "equal-weight,flops-prop,serving-rate,balanced-adj,auto"  # the paper's four, and ours
-BACKENDS = ("processes", "serial")
-_EXTRAS = {  # package -> the extra that brings it
+BACKENDS = ("processes", "serial", "ray", "flower")
+EXTRAS = {  # package -> the extra that installs it
     "torch": "train",
     "safetensors": "train",
     "jinja2": "report",
     "matplotlib": "report",
+    "flwr": "flower",
+    "cryptography": "flower",
+    "dp_accounting": "flower",
+    "ray": "ray",
 }
 
 
@@ -58,7 +63,7 @@ class _Group(click.Group):
                 raise
             problem, exit_code = "not enough memory: choose a smaller model, batch or number of workers", 1
         except ModuleNotFoundError as error:
-            extra = _EXTRAS.get((error.name or "").partition(".")[0])
+            extra = EXTRAS.get((error.name or "").partition(".")[0])
             if extra is None:
                 raise
             problem, exit_code = str(MissingExtraError(str(error.name), extra)), 2
@@ -127,6 +132,17 @@ def plan(system: str, overrides: tuple[str, ...], as_json: bool) -> None:
     print_table("Served by every exit", ["exit", "requests/s", "share %"], exit_rows)
 
 
+_address = click.option("--address", metavar="ADDRESS", help="Of a Ray cluster; one of our own if not given.")
+_superlink = click.option("--superlink", metavar="HOST:PORT", help="Where the nodes of a real federation meet.")
+_federation = click.option(
+    "--federation",
+    metavar="DIR",
+    default="federation",
+    show_default=True,
+    help="What `federation init` wrote, for --superlink.",
+)
+
+
 @main.command(short_help="Train SYSTEM, or go on with a run that was cut off.")
 @click.argument("system", required=False)
 @click.option("--out", metavar="RUN", help="The new directory of the run.")
@@ -136,6 +152,9 @@ def plan(system: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @click.option("--rounds", type=int, metavar="N", help="How many rounds to train.")
 @_backend
 @_workers
+@_address
+@_superlink
+@_federation
 @_data_dir
 @_set
 @_json
@@ -143,9 +162,12 @@ def train(
     system: str | None,
     out: str | None,
     resumed: str | None,
+    as_json: bool,
     backend: str,
     workers: int | None,
-    as_json: bool,
+    address: str | None,
+    superlink: str | None,
+    federation: str,
     **changes: Any,
 ) -> None:
     """Train SYSTEM with Algorithm 1 into the directory RUN; or go on with a run that was cut off.
@@ -160,20 +182,18 @@ def train(
     from exitflow.experiments.runs import Run
     from exitflow.experiments.system import load_system
 
+    where = _where(backend, workers, address, superlink, federation)
     if resumed:
         if system or out or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir"):
             raise ConfigError(
-                "goes on with a run as it was begun: only --backend, --workers and --data-dir fit", key="--resume"
+                "goes on with a run as it was begun: only options that say where to train, and --data-dir, fit",
+                key="--resume",
             )
         run = Run(resumed)
         with progress_bar(run.system.training.rounds) as show:
             label = run.system.training.weighting
             run = training.resume(
-                resumed,
-                backend=backend,
-                workers=workers,
-                dataset=_dataset(run, changes["data_dir"]),
-                observer=lambda done: show(label, done),
+                resumed, **where, dataset=_dataset(run, changes["data_dir"]), **_watching(show, label)
             )
     else:
         if not system or not out:
@@ -181,8 +201,34 @@ def train(
         loaded = load_system(system, _overrides(**changes))
         with progress_bar(loaded.training.rounds) as show:
             label = loaded.training.weighting
-            run = training.train(loaded, out, backend=backend, workers=workers, observer=lambda done: show(label, done))
+            run = training.train(loaded, out, **where, **_watching(show, label))
     _print_training(run, as_json)
+
+
+def _where(
+    backend: str, workers: int | None, address: str | None, superlink: str | None, federation: str
+) -> dict[str, Any]:
+    """The options that say where to train."""
+    if address and backend != "ray":
+        raise ConfigError("is for --backend ray", key="--address")
+    if superlink is None:
+        return {"backend": backend, "workers": workers, "address": address}
+    if backend != "flower":
+        raise ConfigError("is for --backend flower", key="--superlink")
+    from exitflow.experiments.federation import Membership, check_address, server_folder
+
+    return {"backend": backend, "federation": Membership(server_folder(federation), check_address(superlink))}
+
+
+def _watching(show: Callable[..., None], label: str) -> dict[str, Any]:
+    """Rounds done so far, and what is being waited for."""
+    done = [0.0]
+
+    def observe(rounds: float) -> None:
+        done[0] = rounds
+        show(label, rounds)
+
+    return {"observer": observe, "status": lambda text: show(f"{label}: {text}" if text else label, done[0])}
 
 
 def _print_training(run: Run, as_json: bool) -> None:
@@ -436,6 +482,116 @@ def _why(result: Explanation) -> str:
 
 
 main.add_command(report)
+
+
+@main.group(cls=_Group)
+def federation() -> None:
+    """Train across machines that keep their data: see docs/federation.md.
+
+    \b
+    Example:
+      exitflow federation init campus.toml --superlink 10.0.0.1:9092
+      exitflow federation server federation
+      exitflow federation node federation/nodes/device-0 --data-dir /data
+      exitflow train campus.toml --backend flower --superlink 10.0.0.1:9092 --out runs/campus
+    """
+
+
+@federation.command()
+@click.argument("system")
+@click.option("--out", metavar="DIR", default="federation", show_default=True, help="The new folder.")
+@click.option(
+    "--superlink",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9092",
+    show_default=True,
+    help="Where the nodes will meet: the server as they reach it.",
+)
+@_set
+def init(system: str, out: str, superlink: str, overrides: tuple[str, ...]) -> None:
+    """Write what each machine of SYSTEM needs: certificates, a key for every node, start scripts, systemd units.
+
+    \b
+    Example:
+      exitflow federation init campus.toml --superlink 10.0.0.1:9092
+    """
+    from pathlib import Path
+
+    from exitflow.experiments.federation import init_federation
+    from exitflow.experiments.system import load_system
+
+    loaded = load_system(system, list(overrides))
+    init_federation(loaded, Path(out), superlink=superlink)
+    click.echo(f"{out}/server: for the machine at {superlink}; start it with {out}/server/start.sh")
+    click.echo(
+        f"{out}/nodes/NAME: for each of the {len(loaded.topology.nodes)} nodes; hand out each to its own machine"
+    )
+    click.echo(f"Then: exitflow train {system} --backend flower --superlink {superlink} --out RUN")
+
+
+@federation.command()
+@click.argument("folder")
+@click.option("--host", metavar="ADDRESS", help="Listen here; at the host that `init` was told if not given.")
+@click.option("--flwr-run", is_flag=True, help="Run here what `flwr run` submits, instead of `exitflow train`.")
+def server(folder: str, host: str | None, flwr_run: bool) -> None:
+    """The meeting point: run Flower's SuperLink from FOLDER, until it is ended.
+
+    \b
+    Example:
+      exitflow federation server federation
+      exitflow federation server federation/server --host 0.0.0.0
+    """
+    from exitflow.experiments.federation import read_address, run_server, server_folder
+
+    found = server_folder(folder)
+    ready = f"The federation meets at {read_address(found)}."
+    run_server(found, host=host, flwr_run=flwr_run, ready=lambda: click.echo(ready))
+
+
+_node_data = click.option(
+    "--data-dir",
+    metavar="DIR",
+    help="All training samples there are this node's; its part of the system's partition if not given.",
+)
+
+
+@federation.command()
+@click.argument("folder")
+@_node_data
+def node(folder: str, data_dir: str | None) -> None:
+    """A node: train on its own data whenever the server asks, until it is ended.
+
+    \b
+    Example:
+      exitflow federation node federation/nodes/device-0 --data-dir /data
+    """
+    from pathlib import Path
+
+    from exitflow.experiments.federation_node import run_node
+
+    run_node(Path(folder), data_dir=data_dir, tell=lambda text: click.echo(f"exitflow: {text}", err=True))
+
+
+@federation.command()
+@click.argument("name")
+@click.option(
+    "--socket", "path", metavar="PATH", required=True, help="Where to listen, for the Flower app of the node."
+)
+@click.option("--states", metavar="DIR", default="states", show_default=True, help="Where the node keeps its states.")
+@_node_data
+def worker(name: str, path: str, states: str, data_dir: str | None) -> None:
+    """Only the worker of node NAME, for a Flower SuperNode that runs already.
+
+    \b
+    Example:
+      exitflow federation worker device-0 --socket /run/exitflow/device-0 --data-dir /data
+      flower-supernode ... --node-config 'worker="/run/exitflow/device-0"'
+    """
+    from pathlib import Path
+
+    from exitflow.experiments.federation_node import run_worker
+
+    run_worker(name, Path(path), states=Path(states), data_dir=data_dir)
 
 
 def _overrides(

@@ -20,3 +20,10 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """A file that only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)

@@ -25,13 +25,18 @@ VARIANTS = {
 }
 
 
-def final_state(name, workers, overrides, folder):
-    system = tiny_system(*overrides)
+def assembled(overrides, rounds=3):
+    system = tiny_system(*overrides, f"training.rounds={rounds}")
     assembly = Assembly(system, image_dataset(96))
-    state = assembly.initial_state()
     nodes = [node.name for node in system.topology.nodes]
-    plan = TrainingPlan(nodes, assembly.profile, WEIGHTINGS["serving-rate"], assembly.model.coverage, system.training)
-    losses = []
+    return assembly, TrainingPlan(
+        nodes, assembly.profile, WEIGHTINGS["serving-rate"], assembly.model.coverage, system.training
+    )
+
+
+def final_state(name, workers, overrides, folder, rounds=3):
+    assembly, plan = assembled(overrides, rounds)
+    state, losses = assembly.initial_state(), []
     with open_backend(name, assembly.trainer(folder), state, workers=workers) as backend:
         variances = backend.measure_gradients(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])
         for state, report in run_rounds(plan, state, backend):
@@ -47,6 +52,15 @@ def test_processes_give_the_bits_of_serial(variant, tmp_path):
         assert all(torch.equal(expected.tensors[name], found[0].tensors[name]) for name in expected.tensors)
         assert found[1] == losses
         assert found[2] == variances
+
+
+@pytest.mark.parametrize("variant", ["p=0", "p=0.2", "partial", "momentum kept"])
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_gives_the_bits_of_serial(variant, tmp_path):
+    expected, losses, variances = final_state("serial", None, VARIANTS[variant], tmp_path / "serial")
+    found = final_state("ray", 2, VARIANTS[variant], tmp_path / "ray")
+    assert all(torch.equal(expected.tensors[name], found[0].tensors[name]) for name in expected.tensors)
+    assert found[1:] == (losses, variances)
 
 
 def test_more_updates_than_slots_come_in_order(monkeypatch, tmp_path):

@@ -99,3 +99,8 @@ def test_adaptive_weighs_an_exit_by_its_wrong_answers_as_served():
     learnt = replace(known, served_error=np.array([0.1, 0.4, 0.2]))
     assert WEIGHTINGS["adaptive"](learnt, 1) == pytest.approx(np.array([0.06, 0.12, 0.02]) / 0.2)
     assert WEIGHTINGS["adaptive"](replace(known, served_error=np.zeros(3)), 1) == pytest.approx(shares)
+
+
+def test_auto_follows_the_serving_shares_and_leaves_no_exit_out():
+    weights = WEIGHTINGS["auto"](profile(serve_share=np.array([1.0, 0.0, 0.0])), 1)
+    assert weights == pytest.approx([0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3])

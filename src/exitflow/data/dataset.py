@@ -70,11 +70,14 @@ class Dataset:
     test: Split
     num_classes: int
     preparation: Preparation
+    partial: bool = False  # a machine of a federation may have only some of the parts; the others are empty
 
     def __post_init__(self) -> None:
         for part in ("train", "validation", "test"):
             split: Split = getattr(self, part)
             where = f"data set {self.name!r}, {part}"
+            if not len(split) and self.partial:
+                continue
             if not len(split) or len(split.inputs) != len(split):
                 raise DataError(f"{where}: needs as many inputs as labels, got {len(split.inputs)} and {len(split)}")
             low, high = int(split.labels.min()), int(split.labels.max())

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from exitflow.data.dataset import Dataset, Preparation, Split, split_off_validation
+from exitflow.data.own_files import DESCRIPTION, load_own
 from exitflow.errors import DataError
 
 DATA_DIR_VARIABLE = "EXITFLOW_DATA_DIR"
@@ -219,5 +220,11 @@ _SOURCES = {
         _IDX_MARKS,
         "put the four idx files from https://github.com/zalandoresearch/fashion-mnist there",
         _fashion_mnist,
+    ),
+    "own": _Source(
+        "own",
+        (DESCRIPTION,),
+        "docs/system-file.md tells how data of your own are laid out",
+        lambda files: load_own(files.folder),
     ),
 }

@@ -10,7 +10,7 @@ from exitflow.config import require
 from exitflow.data.partition import layer_shares
 from exitflow.errors import suggestion
 
-DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist")
+DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist", "own")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class DataSpec:
     dir: str | None = None  # where the files lie; also --data-dir or $EXITFLOW_DATA_DIR
     verify: bool = True  # compare the published checksums
     augment: bool = True  # where the data set has an augmentation
+    crop: bool = True  # shift images too, not only mirror them; short trainings learn faster without
     partition: Literal["equal", "biased", "highly-biased"] = "equal"
     layer_shares: tuple[float, ...] = ()  # relative amounts of data of layers 1..E, instead of a named partition
     dirichlet_alpha: float | None = None  # label mix of a node; absent: IID

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from exitflow.data.partition import node_samples, partition
 from exitflow.data.sources import load_dataset
 from exitflow.errors import ConfigError
 from exitflow.experiments.system import System
+from exitflow.federated.compression import Compression
 from exitflow.federated.local import LocalTrainer, NodeData
 from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.node_state import NodeStates
@@ -39,6 +41,7 @@ class Assembly:
 
     system: System
     dataset: Dataset
+    node_samples: Mapping[str, int] | None = None  # what nodes with data of their own have; None: the partition's
 
     @cached_property
     def plan(self) -> ServingPlan:
@@ -62,6 +65,8 @@ class Assembly:
     @cached_property
     def samples(self) -> dict[str, int]:
         """|S_i| of each node."""
+        if self.node_samples is not None:
+            return {node.name: self.node_samples[node.name] for node in self.system.topology.nodes}
         topology, data = self.system.topology, self.system.data
         return node_samples(topology, data.shares(topology.num_exits), len(self.dataset.train))
 
@@ -96,13 +101,33 @@ class Assembly:
         params = {name: param.detach().clone() for name, param in self.model.named_parameters()}
         return ServerState(0, params, {name: buffer.clone() for name, buffer in self.model.named_buffers()})
 
-    def trainer(self, state_folder: Path, *, device: str = "cpu") -> LocalTrainer:
-        """What the nodes do."""
+    def trainer(
+        self, state_folder: Path, *, device: str = "cpu", num_steps: int | None = None, only: str | None = None
+    ) -> LocalTrainer:
+        """What the nodes do. With `only`, all of the data are that node's; else each has its part of the partition."""
         spec, data = self.system.training, self.system.data
-        seed = derive(spec.seed, "partition")
-        held = partition(self.dataset.train.labels, self.samples, seed=seed, dirichlet_alpha=data.dirichlet_alpha)
-        indices = {node: torch.from_numpy(rows) for node, rows in held.items()}
-        node_data = NodeData(self.dataset.train, indices, self.dataset.preparation, augment=data.augment)
-        states = NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None
-        schedule = make_schedule(spec, self.num_steps)
-        return LocalTrainer(self.model, node_data, spec, self.num_steps, schedule, states, device)
+        if only:
+            indices = {only: torch.arange(len(self.dataset.train))}
+        else:
+            indices = self._partition()
+        compression = Compression.of(self.system.federation)
+        residuals = NodeStates(state_folder.with_name("residuals"))
+        num_steps = num_steps or self.num_steps
+        preparation = self.dataset.preparation if data.crop else replace(self.dataset.preparation, crop_padding=0)
+        return LocalTrainer(
+            self.model,
+            NodeData(self.dataset.train, indices, preparation, augment=data.augment),
+            spec,
+            num_steps,
+            make_schedule(spec, num_steps),
+            NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None,
+            device,
+            compression=compression,
+            residuals=residuals if compression and compression.remembers else None,
+        )
+
+    def _partition(self) -> dict[str, torch.Tensor]:
+        """Which of the training samples each node holds."""
+        seed, alpha = derive(self.system.training.seed, "partition"), self.system.data.dirichlet_alpha
+        held = partition(self.dataset.train.labels, self.samples, seed=seed, dirichlet_alpha=alpha)
+        return {node: torch.from_numpy(rows) for node, rows in held.items()}

@@ -18,13 +18,14 @@ from exitflow.config import assign, check_keys, decode, decode_list, encode, loc
 from exitflow.data.spec import DataSpec
 from exitflow.errors import ConfigError
 from exitflow.experiments.presets import preset
+from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.spec import TrainingSpec
 from exitflow.models.specs import EarlyExitResNet, ModelSpec, decode_model
 from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
 from exitflow.topology.rates import check_requests_arrive
 
-_KEYS = ("name", "tiers", "nodes", "model", "data", "training")
+_KEYS = ("name", "tiers", "nodes", "model", "data", "training", "federation")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class System:
     model: ModelSpec = field(default_factory=EarlyExitResNet)
     data: DataSpec = field(default_factory=DataSpec)
     training: TrainingSpec = field(default_factory=TrainingSpec)
+    federation: FederationSpec = field(default_factory=FederationSpec)
 
     def __post_init__(self) -> None:
         check_requests_arrive(self.topology)
@@ -48,7 +50,7 @@ class System:
     def to_toml(self) -> str:
         """A file that gives the same system; tiers are written node by node."""
         nodes = [encode(node) for node in self.topology.nodes]
-        tables = {"model": encode(self.model), "data": encode(self.data), "training": encode(self.training)}
+        tables = {part: encode(getattr(self, part)) for part in ("model", "data", "training", "federation")}
         return tomli_w.dumps({"name": self.name, **tables, "nodes": nodes})
 
 
@@ -81,4 +83,5 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
         located("model", decode_model, table.get("model", {})),
         located("data", decode, DataSpec, table.get("data", {})),
         located("training", decode, TrainingSpec, table.get("training", {})),
+        located("federation", decode, FederationSpec, table.get("federation", {})),
     )

@@ -34,6 +34,8 @@ _SCALES: dict[str, tuple[str, ...]] = {
         "training.local_steps=20",
         "training.batch_size=64",
         "training.momentum_between_rounds=keep",
+        "training.evaluate_every=20",
+        "data.augment=false",
     ),
 }
 SCALES = tuple(_SCALES)

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from exitflow.data.dataset import Dataset
-from exitflow.errors import RunError
+from exitflow.errors import DataError, RunError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.runs import Run, check_fit, with_weights
 from exitflow.experiments.system import System
-from exitflow.federated.backends import open_backend
+from exitflow.federated.backends import Place, Status, open_backend
+from exitflow.federated.faults import Attendance
 from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
 from exitflow.federated.measuring import GradientTable, measure_gradients
+from exitflow.federated.privacy import Privacy, PrivacyLoss, run_secret
 from exitflow.federated.run_dir import RunDir, save_state
+from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.traffic import link_bytes
 from exitflow.federated.types import Backend, ServerState
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, WEIGHTINGS, ExitProfile
 from exitflow.files import write_atomically
 from exitflow.tensors import num_bytes, take
 from exitflow.theory.costs import calibrated_costs
+
+if TYPE_CHECKING:
+    from exitflow.experiments.federation import Membership
 
 FloatArray = npt.NDArray[np.float64]
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
@@ -40,15 +48,37 @@ def train(
     *,
     backend: str = "serial",
     workers: int | None = None,
+    address: str | None = None,
+    federation: Membership | None = None,
     dataset: Dataset | None = None,
     device: str = "cpu",
     observer: Observer | None = None,
+    status: Status | None = None,
 ) -> Run:
-    """Train `system` into the new directory `out`. The result does not depend on the backend or its workers."""
-    assembly = Assembly(system, dataset or dataset_of(system))
+    """Train `system` into the new directory `out`. The result does not depend on the backend or its workers.
+
+    `address` is that of a Ray cluster; `federation` says where the nodes of a real federation meet, for backend
+    "flower". `status` is told what is being waited for.
+    """
+    dataset = dataset or dataset_of(system)
+    if federation:
+        from exitflow.experiments.federation import join, new_run_id  # needs Flower
+
+        _check_validation(dataset)
+        run_id = new_run_id()
+        with join(federation, system, run_id, status=status) as session:
+            assembly = Assembly(system, dataset, session.samples)
+            assembly.profile  # noqa: B018 - as below
+            run_dir = RunDir.create(out, system.to_toml())
+            run_dir.write_run_id(run_id)
+            return Training(assembly, run_dir, device).run(
+                lambda state: nullcontext(session.backend(assembly)), observer
+            )
+    assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
     run_dir = RunDir.create(out, system.to_toml())
-    return Training(assembly, run_dir, device).run(backend, workers, observer)
+    place = Place(workers, address, system.federation, status or _silent)
+    return Training(assembly, run_dir, device).run_at(backend, place, observer)
 
 
 def resume(
@@ -56,16 +86,39 @@ def resume(
     *,
     backend: str = "serial",
     workers: int | None = None,
+    address: str | None = None,
+    federation: Membership | None = None,
     dataset: Dataset | None = None,
     device: str = "cpu",
     observer: Observer | None = None,
+    status: Status | None = None,
 ) -> Run:
     """Go on with the run in `path`. The result is that of an uninterrupted run, bit for bit."""
     run = Run(path)
     if run.finished:
         return run
-    assembly = Assembly(run.system, dataset or dataset_of(run.system))
-    return Training(assembly, run.directory, device).run(backend, workers, observer)
+    system = run.system
+    dataset = dataset or dataset_of(system)
+    if federation:
+        from exitflow.experiments.federation import join  # needs Flower
+
+        known = run.directory.node_samples()
+        with join(federation, system, run.directory.run_id(), known=known, status=status) as session:
+            assembly = Assembly(system, dataset, session.samples)
+            training = Training(assembly, run.directory, device)
+            return training.run(lambda state: nullcontext(session.backend(assembly)), observer)
+    place = Place(workers, address, system.federation, status or _silent)
+    return Training(Assembly(system, dataset), run.directory, device).run_at(backend, place, observer)
+
+
+def _check_validation(dataset: Dataset) -> None:
+    """Nodes have the training data of a federation; but without validation data nobody knows what came out."""
+    if not len(dataset.validation):
+        raise DataError(f"data set {dataset.name!r}: the server of a federation needs validation data, and has none")
+
+
+def _silent(text: str) -> None:
+    """Nobody asked."""
 
 
 def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
@@ -103,15 +156,21 @@ class Training:
         self._run_dir = run_dir
         self._device = device
         self._coverage = functools.cache(assembly.model.coverage)
+        self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
+        self._counted_rounds = 0  # ... of so many rounds
 
-    def run(self, backend_name: str, workers: int | None, observer: Observer | None) -> Run:
+    def run_at(self, backend_name: str, place: Place, observer: Observer | None) -> Run:
+        """With a backend by name, which trains the nodes of this program's own data."""
+        trainer = self._assembly.trainer(self._run_dir.node_states, device=self._device)
+        return self.run(lambda state: open_backend(backend_name, trainer, state, place=place), observer)
+
+    def run(self, opened: Callable[[ServerState], AbstractContextManager[Backend]], observer: Observer | None) -> Run:
         """All rounds that are left, and then the trained model."""
         with self._run_dir.lock():
             state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
             check_fit(self._assembly.model, state, source=str(self._run_dir.path))
             self._run_dir.forget_records_after(state.round)
-            trainer = self._assembly.trainer(self._run_dir.node_states, device=self._device)
-            with open_backend(backend_name, trainer, state, workers=workers) as backend:
+            with opened(state) as backend:
                 for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
                     pass
             save_state(self._run_dir.model, state)
@@ -128,7 +187,8 @@ class Training:
 
         if observer:
             observer(state.round)
-        for state, report in run_rounds(plan, state, backend, progress):
+        attendance = Attendance.of(self._run_dir.records())
+        for state, report in run_rounds(plan, state, backend, progress, attendance):
             self._run_dir.append(self._record(state, report))
             self._run_dir.save_checkpoint(state)
             yield state
@@ -136,7 +196,14 @@ class Training:
     def _plan(self, backend: Backend) -> TrainingPlan:
         assembly = self._assembly
         nodes = [node.name for node in assembly.system.topology.nodes]
-        return TrainingPlan(nodes, self._profile(nodes, backend), self._weighting, self._coverage, self._spec)
+        profile, federation = self._profile(nodes, backend), assembly.system.federation
+        return TrainingPlan(nodes, profile, self._weighting, self._coverage, self._spec, federation, self._privacy())
+
+    def _privacy(self) -> Privacy | None:
+        federation = self._assembly.system.federation
+        if federation.clip_norm is None:
+            return None
+        return Privacy.of(federation, run_secret(self._run_dir.path / "noise.secret"))
 
     def _weighting(self, profile: ExitProfile, round: int) -> FloatArray:
         """The weights by what is known when `round` begins."""
@@ -201,9 +268,41 @@ class Training:
             "validation": self._validate(state),
             "num_tasks": len(report.tasks),
             "dropped": report.dropped,
+            **self._faults(report),
             "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
             "seconds": report.seconds,
         }
+
+    def _faults(self, report: RoundReport) -> dict[str, Any]:
+        """What only trainings with nodes elsewhere have to tell."""
+        faults: dict[str, Any] = {}
+        if report.wire_bytes:
+            faults["wire_bytes"] = {node: {"down": down, "up": up} for node, (down, up) in report.wire_bytes.items()}
+        for what in ("missing", "refused", "state_lost"):
+            if nodes := getattr(report, what):
+                faults[what] = nodes
+        if report.lost_weight is not None:
+            faults["lost_weight"] = report.lost_weight.tolist()
+        if self._assembly.system.federation.on_missing == "reweight":
+            faults["attendance"] = report.attendance
+        if loss := self._privacy_loss(report.round):
+            faults["privacy"] = asdict(loss)
+        return faults
+
+    def _privacy_loss(self, round: int) -> PrivacyLoss | None:
+        """For the node that is hit hardest: sampled most often so far, or the most likely to be."""
+        if self._assembly.system.federation.noise_multiplier is None:
+            return None
+        probabilities = self._assembly.profile.probabilities
+        while self._counted_rounds < round:
+            self._counted_rounds += 1
+            tasks = sample_tasks(
+                list(self._assembly.samples), probabilities, round=self._counted_rounds, seed=self._spec.seed
+            )
+            self._drawn.update(task.node for task in tasks)
+        most = max(self._drawn.values(), default=0)
+        largest = (probabilities.max(axis=1) if self._spec.trains_all_exits else probabilities.sum(axis=1)).max()
+        return PrivacyLoss.after(self._assembly.system.federation, most, round, float(largest))
 
     def _validate(self, state: ServerState) -> dict[str, Any] | None:
         """Accuracy on validation data: of each exit, and of the system as served."""

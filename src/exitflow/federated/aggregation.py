@@ -36,6 +36,7 @@ class Aggregation:
     step: Literal["paper", "coverage"] = "paper"
     server_learning_rate: float = 1.0  # eta_s
     projection_radius: float | None = None
+    noise: Callable[[Tensors], None] | None = None  # added to sums, for privacy; then an update's buffers are changes
 
     def weight(self, update: Update, exit: int) -> float:
         """Lambda-tilde_e |S_i| / (|S_{e,p}| p_{i,e})."""
@@ -53,14 +54,25 @@ def aggregate(state: ServerState, updates: Iterable[Update], rule: Aggregation) 
             _add(steps, covered, update.delta, weight)
             _add(statistics, covered, update.buffers, weight)
             _add_number(statistics_weight, covered, weight)
+    if rule.noise:
+        rule.noise({**steps, **statistics})
     if rule.step == "coverage":
         _divide_by_covering_weight(steps, rule)
     params = {name: value + rule.server_learning_rate * steps[name] for name, value in state.params.items()}
-    buffers = {
-        name: torch.where(statistics_weight[name] > 0, statistics[name] / statistics_weight[name], value)
-        for name, value in state.buffers.items()
-    }
+    if rule.noise:
+        _divide_by_covering_weight(statistics, rule)
+        buffers = {name: _moved(value, statistics[name]) for name, value in state.buffers.items()}
+    else:
+        buffers = {
+            name: torch.where(statistics_weight[name] > 0, statistics[name] / statistics_weight[name], value)
+            for name, value in state.buffers.items()
+        }
     return ServerState(state.round + 1, _project(params, rule.projection_radius), buffers)
+
+
+def _moved(value: Tensor, change: Tensor) -> Tensor:
+    """A variance must not be carried below 0 by noise: what was positive keeps a tenth of itself."""
+    return torch.where(value > 0, torch.maximum(value + change, value / 10), value + change)
 
 
 def _zeros(tensors: Tensors) -> dict[str, Tensor]:

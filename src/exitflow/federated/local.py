@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exitflow.data.dataset import Preparation, Split
+from exitflow.federated.compression import Compression
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.schedules import Schedule
 from exitflow.federated.spec import TrainingSpec
@@ -66,6 +67,8 @@ class LocalTrainer:
     schedule: Schedule
     states: NodeStates | None = None  # where momentum stays between rounds; None: it starts from 0 in each
     device: str = "cpu"
+    compression: Compression | None = None  # of updates
+    residuals: NodeStates | None = None  # where what compression lost waits for the next update
 
     @cached_property
     def _workplaces(self) -> dict[tuple[int, ...], _Workplace]:
@@ -87,8 +90,10 @@ class LocalTrainer:
         optimizer = torch.optim.SGD(
             place.params.values(), lr=1.0, momentum=self.spec.momentum, weight_decay=self.spec.weight_decay
         )
+        state_round = None
         if self.states:
             place.restore_momentum(optimizer, self.states.load(task))
+            state_round = self.states.round_of(task)
         num_samples = len(self.data.indices[task.node])
         batches = self.data.batches(task.node, min(self.spec.batch_size, num_samples), seed=task.seed)
         total_losses = torch.zeros(len(task.exits), dtype=place.dtype, device=self.device)
@@ -104,7 +109,22 @@ class LocalTrainer:
         if self.states and all_finite(momentum := place.momentum(optimizer)):
             self.states.save(task, momentum)
         mean_losses = tuple((total_losses / self.num_steps).tolist())
-        return Update(task, place.delta(state), place.buffer_copies(), num_samples, self.num_steps, mean_losses)
+        delta = self._compressed(task, place.delta(state))
+        return Update(
+            task, delta, place.buffer_copies(), num_samples, self.num_steps, mean_losses, state_round=state_round
+        )
+
+    def _compressed(self, task: Task, delta: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What can be sent of the update and of what earlier ones lost; what is lost now waits for the next."""
+        if not self.compression or not all_finite(delta):
+            return delta
+        if self.residuals:
+            earlier = self.residuals.load(task)
+            delta = {name: tensor + earlier[name] if earlier else tensor for name, tensor in delta.items()}
+        rounded = self.compression.rounded(delta)
+        if self.residuals:
+            self.residuals.save(task, {name: tensor - rounded[name] for name, tensor in delta.items()})
+        return rounded
 
     def measure_gradients(self, state: ServerState, node: str, exit: int) -> GradientFigures:
         """How the gradient of the exit's loss varies from batch to batch (appendix of the paper), and how long it is.

@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from exitflow.errors import TrainingError
 from exitflow.federated.aggregation import Aggregation, aggregate
+from exitflow.federated.faults import Attendance, reweighted
+from exitflow.federated.federation_spec import FederationSpec
+from exitflow.federated.privacy import Privacy, changes
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.spec import TrainingSpec
-from exitflow.federated.types import Backend, ServerState, Task, Update
+from exitflow.federated.types import Backend, Missing, ServerState, Task, Update
 from exitflow.federated.weighting import ExitProfile, ExitWeighting
 from exitflow.models.nested import Coverage
-from exitflow.tensors import all_finite
+from exitflow.tensors import all_finite, take
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -31,6 +35,8 @@ class TrainingPlan:
     weighting: ExitWeighting
     coverage: Callable[..., Coverage]  # of any exits
     spec: TrainingSpec
+    federation: FederationSpec = field(default_factory=FederationSpec)
+    privacy: Privacy | None = None
 
     def tasks(self, round: int, exit_weights: FloatArray) -> list[Task]:
         """Who trains what."""
@@ -52,6 +58,16 @@ class TrainingPlan:
             projection_radius=spec.projection_radius,
         )
 
+    def largest_weight(self, exit_weights: FloatArray, attendance: Attendance) -> float:
+        """The most that any element of any node's update may count in a round."""
+        profile = self.profile
+        drawn = profile.probabilities > 0  # (N, E)
+        weights = exit_weights * profile.samples[:, None] / profile.exit_samples
+        weights = np.divide(weights, profile.probabilities, out=np.zeros_like(weights), where=drawn)
+        if self.federation.on_missing == "reweight":
+            weights /= np.array([attendance.probability(node) for node in self.nodes])[:, None]
+        return float((weights.sum(axis=1) if self.spec.trains_all_exits else weights).max())
+
 
 @dataclass
 class RoundReport:
@@ -62,27 +78,102 @@ class RoundReport:
     tasks: Sequence[Task]
     losses: dict[int, list[float]] = field(default_factory=dict)  # exit -> the mean loss of each node that trained it
     dropped: list[str] = field(default_factory=list)  # nodes whose update was not finite
+    missing: dict[str, str] = field(default_factory=dict)  # node -> why no update of it came
+    refused: dict[str, str] = field(default_factory=dict)  # node -> why its update was not believed
+    lost_weight: FloatArray | None = None  # (E,) share of the exit's weight that did not arrive: the bias of `skip`
+    state_lost: list[str] = field(default_factory=list)  # nodes that kept momentum, and have lost or old one
+    wire_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)  # node -> bytes down and up, where known
     seconds: float = 0.0
+
+    @property
+    def attendance(self) -> dict[str, bool]:
+        """Whether each node that was asked has answered; an answer that was refused is one."""
+        return {task.node: task.node not in self.missing for task in self.tasks}
 
 
 Progress = Callable[[int, int, int], None]  # round, updates so far, updates in this round
 
 
 def run_rounds(
-    plan: TrainingPlan, state: ServerState, backend: Backend, progress: Progress | None = None
+    plan: TrainingPlan,
+    state: ServerState,
+    backend: Backend,
+    progress: Progress | None = None,
+    attendance: Attendance | None = None,
 ) -> Iterator[tuple[ServerState, RoundReport]]:
     """Train from `state` to the last round; yields the state after each."""
+    attendance = attendance or Attendance()
+    if _keeps_state(plan):
+        for round in range(1, state.round + 1):
+            attendance.add_trained(plan.tasks(round, plan.weighting(plan.profile, round)))
     for round in range(state.round + 1, plan.spec.rounds + 1):
         started = time.perf_counter()
         exit_weights = plan.weighting(plan.profile, round)
         report = RoundReport(round, exit_weights, plan.tasks(round, exit_weights))
-        updates = backend.run(state, report.tasks)
+        updates = arrived(backend.run(state, report.tasks), report, plan, attendance)
         updates = screen(updates, report, stop=plan.spec.on_nonfinite == "stop", progress=progress)
-        state = aggregate(state, updates, plan.aggregation(report.exit_weights))
+        rule = plan.aggregation(report.exit_weights)
+        if plan.privacy:
+            updates = private(updates, state, plan)
+            largest_weight = plan.largest_weight(report.exit_weights, attendance)
+            rule = replace(rule, noise=partial(plan.privacy.add_noise, largest_weight=largest_weight, round=round))
+        state = aggregate(state, updates, rule)
         if not all_finite(state.tensors):
             raise TrainingError(f"round {round}: the global model is not finite any more; choose a smaller step")
+        attendance.add_round(report.round, report.attendance, report.tasks)
+        report.lost_weight = lost_weight(plan, report)
         report.seconds = time.perf_counter() - started
         yield state, report
+
+
+def arrived(
+    updates: Iterator[Update | Missing], report: RoundReport, plan: TrainingPlan, attendance: Attendance
+) -> Iterator[Update]:
+    """The updates that came, by the plan's rule for those that did not."""
+    rule = plan.federation.on_missing
+    for update in updates:
+        task = update.task
+        if update.wire_bytes:
+            report.wire_bytes[task.node] = update.wire_bytes
+        if isinstance(update, Update):
+            if _keeps_state(plan) and (update.state_round or 0) < attendance.last_trained(task):
+                report.state_lost.append(task.node)
+            yield reweighted(update, attendance) if rule == "reweight" else update
+        elif rule == "strict":
+            verb = "was refused" if update.refused else "is missing"
+            advice = "federation.on_missing = 'skip' or 'reweight' would go on"
+            raise TrainingError(
+                f"round {task.round}: the update of node {task.node!r} {verb}: {update.reason}; {advice}"
+            )
+        else:
+            (report.refused if update.refused else report.missing)[task.node] = update.reason
+
+
+def _keeps_state(plan: TrainingPlan) -> bool:
+    return plan.spec.momentum_between_rounds == "keep"
+
+
+def private(updates: Iterator[Update], state: ServerState, plan: TrainingPlan) -> Iterator[Update]:
+    """The updates clipped, their buffers as changes."""
+    assert plan.privacy is not None
+    for update in updates:
+        before = take(state.buffers, plan.coverage(*update.task.exits))
+        yield plan.privacy.clipped(changes(update, before))
+
+
+def lost_weight(plan: TrainingPlan, report: RoundReport) -> FloatArray | None:
+    """(E,) for each exit, how much of the weight of the round's updates did not arrive; None where all did."""
+    lost = {*report.missing, *report.refused, *report.dropped}
+    if not lost:
+        return None
+    samples = dict(zip(plan.nodes, plan.profile.samples, strict=True))
+    absent, whole = np.zeros_like(report.exit_weights), np.zeros_like(report.exit_weights)
+    for task in report.tasks:
+        exits = [exit - 1 for exit in task.exits]
+        weight = samples[task.node] / task.probability
+        whole[exits] += weight
+        absent[exits] += weight * (task.node in lost)
+    return absent / np.where(whole > 0, whole, 1)
 
 
 def screen(

@@ -25,6 +25,10 @@ class NodeStates:
         earlier = [path for path in self._files(task) if int(path.stem) < task.round]
         return load_tensors(earlier[-1])[0] if earlier else {}
 
+    def round_of(self, task: Task) -> int | None:
+        """After which round the state that `load` gives was kept."""
+        return max((int(path.stem) for path in self._files(task) if int(path.stem) < task.round), default=None)
+
     def save(self, task: Task, state: Tensors) -> None:
         """Keep the state after the task, and the newest from before it."""
         folder = self._task_folder(task)

@@ -3,6 +3,7 @@
     spec.toml              the system, resolved
     rounds.jsonl           a record per round
     checkpoint.safetensors the global model after the last round that counts
+    run-id                 under which the nodes of a federation keep their states
     nodes/                 momentum of each node, where it is kept between rounds
     model.safetensors      the trained model, once training has ended
 
@@ -64,6 +65,22 @@ class RunDir:
     def finished(self) -> bool:
         """Whether training has ended."""
         return self.model.is_file()
+
+    def write_run_id(self, run_id: str) -> None:
+        """Under what name the nodes of a federation keep their states of this run."""
+        write_atomically(self.path / "run-id", run_id.encode())
+
+    def run_id(self) -> str:
+        """What `write_run_id` wrote."""
+        try:
+            return (self.path / "run-id").read_text()
+        except OSError:
+            raise RunError(f"{self.path}: was not begun in a federation, so it cannot go on in one") from None
+
+    def node_samples(self) -> dict[str, int]:
+        """How many samples each node had when the run began; {} where no round has been begun."""
+        file = self.path / "profile.json"
+        return dict(json.loads(file.read_text())["node_samples"]) if file.is_file() else {}
 
     @contextmanager
     def lock(self) -> Iterator[None]:

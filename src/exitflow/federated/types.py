@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # planning draws tasks without PyTorch
@@ -44,6 +44,23 @@ class Update:
     num_samples: int  # |S_i|
     num_steps: int  # J
     losses: tuple[float, ...]  # of each exit, mean over the steps
+    wire_bytes: tuple[int, int] | None = None  # sent down to the node, and up from it; None: nothing was sent
+    state_round: int | None = None  # from which the node's momentum came; None: it began from 0
+
+
+UPDATE_FIGURES = tuple(  # all of an update that is no tensor, and that the node itself knows
+    item.name for item in fields(Update) if item.name not in ("task", "delta", "buffers", "wire_bytes")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """No update came of a task, or none that can be used."""
+
+    task: Task
+    reason: str
+    refused: bool = False  # one came, and was not fit to be believed
+    wire_bytes: tuple[int, int] | None = None  # sent down to the node, and up from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +90,8 @@ class ServerState:
 class Backend(Protocol):
     """Where local training happens."""
 
-    def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
-        """The update of each task, in the order of the tasks. An update is valid until the next one is asked for."""
+    def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update | Missing]:
+        """What came of each task, in the order of the tasks. An update is valid until the next one is asked for."""
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
         """The figures of each (node, exit)."""

@@ -1,0 +1,84 @@
+"""Data of one's own: `dataset.toml`, and for each part that a machine has, `train.npz`, `validation.npz`, `test.npz`.
+
+    num_classes = 10        # dataset.toml: the same on all machines of a federation
+    mean = [0.1307]         # of each channel, in the unit of the inputs
+    std = [0.3081]
+    crop_padding = 2        # augmentation, if any
+    flip = true
+
+Each .npz holds `inputs`, (N, C, H, W) or (N, features) of any numbers, and `labels`, (N,) from 0. A node of a
+federation needs only the training part, the server only the other two.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exitflow.config import decode, read_toml, require
+from exitflow.data.dataset import Dataset, Preparation, Split
+from exitflow.errors import ConfigError, DataError
+
+DESCRIPTION = "dataset.toml"
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Description:
+    """The file dataset.toml."""
+
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_padding: int = 0
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.num_classes >= 2, "num_classes", f"must be at least 2, got {self.num_classes}")
+        require(min(self.std, default=0) > 0, "std", f"each must be above 0, got {list(self.std)}")
+        same = len(self.mean) == len(self.std)
+        require(same, "mean", f"needs one for each of the {len(self.std)} channels, got {len(self.mean)}")
+        require(self.crop_padding >= 0, "crop_padding", f"must be 0 or more, got {self.crop_padding}")
+
+
+def load_own(folder: Path) -> Dataset:
+    """What lies in the folder; a part that is not there is empty."""
+    try:
+        description = decode(Description, read_toml(folder / DESCRIPTION))
+    except ConfigError as error:
+        raise error.within(source=str(folder / DESCRIPTION)) from None
+    found = {part: _read(folder / f"{part}.npz", description) for part in PARTS if (folder / f"{part}.npz").is_file()}
+    if not found:
+        raise DataError(f"{folder}: holds none of {', '.join(f'{part}.npz' for part in PARTS)}")
+    example = next(iter(found.values()))
+    for part, split in found.items():
+        if split.inputs.shape[1:] != example.inputs.shape[1:]:
+            shapes = f"{list(split.inputs.shape[1:])}, {list(example.inputs.shape[1:])}"
+            raise DataError(f"{folder / f'{part}.npz'}: its inputs have another shape than the other parts': {shapes}")
+    empty = example[:0]
+    preparation = Preparation(description.mean, description.std, description.crop_padding, description.flip)
+    train, validation, test = (found.get(part, empty) for part in PARTS)
+    return Dataset(folder.name, train, validation, test, description.num_classes, preparation, partial=True)
+
+
+def _read(path: Path, description: Description) -> Split:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            inputs, labels = file["inputs"], file["labels"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if len(inputs) != len(labels) or labels.ndim != 1 or inputs.ndim < 2:
+        raise DataError(f"{path}: {len(inputs)} inputs of {inputs.ndim} dimensions do not fit {labels.shape} labels")
+    if inputs.shape[1] != len(description.mean):
+        raise DataError(
+            f"{path}: inputs have {inputs.shape[1]} channels, {DESCRIPTION} has {len(description.mean)} means"
+        )
+    if len(labels) and not 0 <= labels.min() <= labels.max() < description.num_classes:
+        raise DataError(
+            f"{path}: labels are from {labels.min()} to {labels.max()}, not 0 to {description.num_classes - 1}"
+        )
+    return Split(torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)))

@@ -1,0 +1,1 @@
+"""Flower underneath: messages, the warm worker of a node, and the processes of a federation."""

@@ -1,0 +1,140 @@
+"""Real processes that are killed, frozen, restarted, or lie. One federation for all tests, in their order: a node
+that was killed may come back only after Flower has noticed, a minute later, so other tests come in between."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from exitflow.experiments.assembly import Assembly
+from exitflow.federated.backends.flower import FlowerBackend
+from exitflow.federated.federation_spec import FederationSpec
+from exitflow.federated.flower.local import LocalFederation
+from exitflow.federated.types import Missing, Update
+from tests.small import image_dataset, task_of, tiny_system
+
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+
+NODES = ["device-0", "device-1", "device-2", "cloud-0"]
+DEADLINE = 25.0
+
+
+class Puppet:
+    """A trainer that files in `folder` hold up, or make lie."""
+
+    def __init__(self, trainer, folder):
+        self.trainer, self.folder = trainer, folder
+
+    def __getattr__(self, name):
+        return getattr(self.trainer, name)
+
+    def train(self, state, task):
+        (self.folder / f"began-{task.node}-{task.round}").touch()
+        while (self.folder / f"hold-{task.node}").exists():
+            time.sleep(0.05)
+        update = self.trainer.train(state, task)
+        lie = self.folder / f"lie-{task.node}"
+        return LIES[lie.read_text()](update) if lie.exists() else update
+
+
+def changed(update, function):
+    return dataclasses.replace(update, delta={name: function(tensor) for name, tensor in update.delta.items()})
+
+
+LIES = {
+    "nan": lambda update: changed(update, lambda tensor: tensor * float("nan")),
+    "huge": lambda update: changed(update, lambda tensor: tensor * 1e6),
+    "shape": lambda update: changed(update, lambda tensor: tensor.reshape(-1)),
+}
+
+
+class Stage:
+    def __init__(self, folder):
+        self.folder = folder
+        self.assembly = Assembly(tiny_system("training.momentum_between_rounds=keep"), image_dataset(96))
+        self.trainer = self.assembly.trainer(folder / "run" / "nodes")
+        self.state = self.assembly.initial_state()
+        self.federation = LocalFederation(NODES, lambda header: Puppet(self.trainer, folder))
+        spec = FederationSpec(deadline=DEADLINE, norm_limit=10)
+        self.backend = FlowerBackend(
+            self.federation.courier, self.federation.stations, self.assembly.model.coverage, "run", spec=spec
+        )
+        self.serial = self.assembly.trainer(folder / "serial" / "nodes")
+
+    def tasks(self, round):
+        return [
+            task_of(round, node, 3 if node == "cloud-0" else 1, 1.0, 10 * round + i) for i, node in enumerate(NODES)
+        ]
+
+    def run(self, round):
+        return {each.task.node: each for each in self.backend.run(self.state, self.tasks(round))}
+
+    def check_same_as_serial(self, update):
+        expected = self.serial.train(self.state, update.task)
+        assert all(torch.equal(update.delta[name], expected.delta[name]) for name in expected.delta)
+
+    def program(self, node):
+        return self.federation.programs[f"node-{node}"]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    stage = Stage(tmp_path_factory.mktemp("stage"))
+    yield stage
+    stage.federation.close()
+
+
+def test_a_node_killed_in_the_middle_of_a_round_is_missed_and_the_others_count(stage):
+    (stage.folder / "hold-device-1").touch()
+    found = {}
+    round = threading.Thread(target=lambda: found.update(stage.run(1)))
+    round.start()
+    began = stage.folder / "began-device-1-1"
+    while not began.exists():
+        assert round.is_alive(), found
+        time.sleep(0.05)
+    stage.program("device-1").kill(signal.SIGKILL)
+    round.join()
+    (stage.folder / "hold-device-1").unlink()
+    assert isinstance(found["device-1"], Missing)
+    assert not found["device-1"].refused
+    for node in ("device-0", "device-2", "cloud-0"):
+        stage.check_same_as_serial(found[node])
+
+
+def test_a_frozen_node_is_missed_and_back_after_it_thaws(stage):
+    os.kill(stage.program("device-0").pid, signal.SIGSTOP)
+    frozen = stage.run(2)
+    os.kill(stage.program("device-0").pid, signal.SIGCONT)
+    assert "no answer" in frozen["device-0"].reason
+    assert isinstance(frozen["device-2"], Update)
+    thawed = stage.run(3)
+    stage.check_same_as_serial(thawed["device-0"])
+
+
+def test_malicious_nodes_are_harmless(stage):
+    for node, lie in (("device-0", "huge"), ("cloud-0", "shape")):
+        (stage.folder / f"lie-{node}").write_text(lie)
+    found = stage.run(4)
+    for node, reason in (("device-0", "times as large as is usual"), ("cloud-0", "instead of")):
+        (stage.folder / f"lie-{node}").unlink()
+        assert found[node].refused
+        assert reason in found[node].reason
+    assert isinstance(found["device-2"], Update)
+
+
+def test_a_killed_node_comes_back_with_its_momentum(stage):
+    stage.federation.restart("device-1")
+    give_up = time.monotonic() + 120
+    while stage.program("device-1").poll(2) is not None:  # not let in before Flower has noticed that it was gone
+        assert time.monotonic() < give_up
+        time.sleep(2)
+        stage.federation.restart("device-1")
+    found = stage.run(5)
+    assert isinstance(found["device-1"], Update), found["device-1"]
+    assert found["device-1"].state_round == 1  # of the round in which its SuperNode was killed
+    assert found["device-2"].state_round == 4
