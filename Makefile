@@ -10,11 +10,13 @@ help:  ## this list
 
 install: .venv/.installed  ## .venv with the exitflow command in it
 
-demo: .venv/.installed  ## plan, train with five weightings, compare: about two minutes
+demo: .venv/.installed  ## plan, train with five weightings, compare, serve: about two minutes
 	rm -rf runs/demo
 	$(BIN)/exitflow plan paper-7:80-15-5
 	$(BIN)/exitflow compare paper-7:80-15-5 --set training.rounds=30 --out runs/demo
 	$(BIN)/exitflow evaluate runs/demo/serving-rate-seed-9
+	$(BIN)/exitflow export runs/demo/serving-rate-seed-9 --out runs/demo/bundle
+	$(BIN)/exitflow load runs/demo/bundle --duration 15
 
 # The tests of federations mostly wait, for nodes that are frozen or killed; so they run beside the others.
 test: .venv/.installed-dev  ## the whole test suite
@@ -44,7 +46,7 @@ clean:  ## remove .venv and caches (runs/ stays)
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,train]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[export,report,serve,train]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import federation, flower_simulation, planning, scale, training
+from benchmarks import federation, flower_simulation, planning, scale, serving, training
 
 BENCHMARKS = {
     "planning": planning.main,
@@ -16,6 +16,7 @@ BENCHMARKS = {
     "flower-tiny": federation.tiny,
     "flower-resnet": federation.realistic,
     "ray": federation.ray,
+    "serving": serving.main,
 }
 
 names = sys.argv[1:] or list(BENCHMARKS)

@@ -39,14 +39,15 @@ def topologies(draw: st.DrawFn, max_nodes: int = 12, max_exits: int = 4) -> Topo
 class SlicedLinear(nn.Module):
     """The first features only, as many as each exit has, through one linear layer."""
 
-    def __init__(self, sizes: tuple[int, ...], num_classes: int) -> None:
+    def __init__(self, sizes: dict[int, int], num_classes: int) -> None:
         super().__init__()
         self.sizes = sizes
-        self.weight = nn.Parameter(torch.zeros(num_classes, sizes[-1]))
+        self.weight = nn.Parameter(torch.zeros(num_classes, max(sizes.values())))
         self.bias = nn.Parameter(torch.zeros(num_classes))
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(inputs[:, :size] @ self.weight[:, :size].T + self.bias for size in self.sizes)
+    def forward(self, inputs: Tensor, *exits: int) -> tuple[Tensor, ...]:
+        sizes = [self.sizes[exit] for exit in exits or self.sizes]
+        return tuple(inputs[:, :size] @ self.weight[:, :size].T + self.bias for size in sizes)
 
 
 class NestedLinear(NestedModel):
@@ -70,7 +71,7 @@ class NestedLinear(NestedModel):
         return {"weight": (slice(None), slice(0, self.sizes[max(exits) - 1])), "bias": ()}
 
     def submodel(self, *exits: int) -> nn.Module:
-        sizes = tuple(self.sizes[exit - 1] for exit in exits)
+        sizes = {exit: self.sizes[exit - 1] for exit in exits}
         return SlicedLinear(sizes, len(self.bias)).to(self.weight.dtype)
 
 

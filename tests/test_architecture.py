@@ -13,6 +13,7 @@ LAYERS = (
     "commands",
     "report",
     "experiments",
+    "serving",
     "evaluation",
     "federated",
     "theory",

@@ -21,13 +21,21 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from exitflow.evaluation.accuracy import Evaluation
     from exitflow.experiments.comparison import Comparison, compare
     from exitflow.experiments.explanation import Explanation, explain
+    from exitflow.experiments.methods import apply_method
     from exitflow.experiments.runs import Run, evaluate
     from exitflow.experiments.system import System, load_system
     from exitflow.experiments.training import resume, train
     from exitflow.federated.federation_spec import FederationSpec
     from exitflow.federated.spec import TrainingSpec
     from exitflow.models.nested import EarlyExitNetwork, NestedModel
-    from exitflow.models.specs import EarlyExitResNet
+    from exitflow.models.specs import (
+        CommonNetwork,
+        CustomModel,
+        DepthWidthResNet,
+        EarlyExitResNet,
+        SeparateNetworks,
+        SlimResNet,
+    )
     from exitflow.topology.graph import Link, Node, Topology
     from exitflow.topology.rates import NodeRates, ServingPlan, serving_plan
     from exitflow.topology.settings import with_setting
@@ -48,13 +56,21 @@ _HOMES = {
     "exitflow.evaluation.accuracy": ("Evaluation",),
     "exitflow.experiments.comparison": ("Comparison", "compare"),
     "exitflow.experiments.explanation": ("Explanation", "explain"),
+    "exitflow.experiments.methods": ("apply_method",),
     "exitflow.experiments.runs": ("Run", "evaluate"),
     "exitflow.experiments.system": ("System", "load_system"),
     "exitflow.experiments.training": ("resume", "train"),
     "exitflow.federated.federation_spec": ("FederationSpec",),
     "exitflow.federated.spec": ("TrainingSpec",),
     "exitflow.models.nested": ("EarlyExitNetwork", "NestedModel"),
-    "exitflow.models.specs": ("EarlyExitResNet",),
+    "exitflow.models.specs": (
+        "CommonNetwork",
+        "CustomModel",
+        "DepthWidthResNet",
+        "EarlyExitResNet",
+        "SeparateNetworks",
+        "SlimResNet",
+    ),
     "exitflow.topology.graph": ("Link", "Node", "Topology"),
     "exitflow.topology.rates": ("NodeRates", "ServingPlan", "serving_plan"),
     "exitflow.topology.settings": ("with_setting",),
@@ -62,16 +78,20 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "CommonNetwork",
     "Comparison",
     "ConfigError",
+    "CustomModel",
     "DataError",
     "DataSpec",
     "Dataset",
+    "DepthWidthResNet",
     "EarlyExitNetwork",
     "EarlyExitResNet",
     "Evaluation",
     "ExitflowError",
     "Explanation",
+    "FederationSpec",
     "Link",
     "MissingExtraError",
     "NestedModel",
@@ -80,13 +100,16 @@ __all__ = [
     "Preparation",
     "Run",
     "RunError",
+    "SeparateNetworks",
     "ServingPlan",
+    "SlimResNet",
     "Split",
     "System",
     "Topology",
     "TrainingError",
     "TrainingSpec",
     "__version__",
+    "apply_method",
     "compare",
     "evaluate",
     "explain",

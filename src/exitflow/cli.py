@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exitflow import __version__
+from exitflow.commands import serving
 from exitflow.commands.report import report
 from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, suggestion
+from exitflow.experiments.methods import METHODS
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.terminal import (
+    amount,
     percent,
     print_figures,
     print_gradient_variance,
@@ -35,12 +38,19 @@ BACKENDS = ("processes", "serial", "ray", "flower")
 EXTRAS = {  # package -> the extra that installs it
     "torch": "train",
     "safetensors": "train",
-    "jinja2": "report",
-    "matplotlib": "report",
     "flwr": "flower",
     "cryptography": "flower",
     "dp_accounting": "flower",
     "ray": "ray",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "serve",
+    "grpc": "serve",
+    "google": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "jinja2": "report",
+    "matplotlib": "report",
 }
 
 
@@ -290,10 +300,11 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
     print_table(title, ["", "on all samples", "serves/s", "on what it serves"], rows)
 
 
-@main.command(short_help="Train SYSTEM under several weightings, and compare.")
+@main.command(short_help="Train SYSTEM in several ways, and compare.")
 @click.argument("system")
-@click.option("--weightings", metavar="A,B", default=COMPARED, show_default=True, help="What to compare.")
-@click.option("--seeds", metavar="N,N", help="Each weighting is trained with each seed; the system's own if not given.")
+@click.option("--weightings", metavar="A,B", help=f"What to compare; {COMPARED} if nothing is said.")
+@click.option("--methods", metavar="A,B", help=f"More to compare: {', '.join(METHODS)}.")
+@click.option("--seeds", metavar="N,N", help="Each of them is trained with each seed; the system's own if not given.")
 @click.option("--out", metavar="DIR", help="Where the runs are kept; a folder for the system in runs/ if not given.")
 @_backend
 @_workers
@@ -302,7 +313,8 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
 @_json
 def compare(
     system: str,
-    weightings: str,
+    weightings: str | None,
+    methods: str | None,
     seeds: str | None,
     out: str | None,
     backend: str,
@@ -311,21 +323,27 @@ def compare(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """The same SYSTEM trained under several weightings: accuracy of each exit and as served, mean ± deviation.
+    """The same SYSTEM trained in several ways: accuracy of each exit and as served, mean ± deviation over the seeds.
 
-    Runs that are already there are used again, unfinished ones are gone on with.
+    A weighting changes how much each exit counts; a method may change the model's family, what nodes train and how
+    the server adds it up, and docs/methods.md says what each does. Beside methods stands what their training takes:
+    bytes over all links, and multiply-adds of the forward passes. Runs that are already there are used again,
+    unfinished ones are gone on with.
 
     \b
     Example:
       exitflow compare campus.toml --weightings serving-rate,balanced-adj --seeds 9,42,67
+      exitflow compare campus.toml --methods exitflow,fjord,depthfl,fedavg,local-only
     """
     from exitflow.experiments import comparison
     from exitflow.experiments.system import load_system
 
-    names = [name.strip() for name in weightings.split(",")]
-    for name in names:
+    chosen_methods = _names(methods) if methods else []
+    chosen_weightings = _names(weightings or COMPARED) if weightings or not chosen_methods else []
+    for name in chosen_weightings:
         if name not in WEIGHTINGS:
             raise ConfigError(f"there is no weighting {name!r}{suggestion(name, WEIGHTINGS)}", key="--weightings")
+    names = [*chosen_weightings, *chosen_methods]
     loaded = load_system(system, _overrides(data_dir=data_dir, overrides=overrides))
     numbers = _seeds(seeds) if seeds else [loaded.training.seed]
     rounds = loaded.training.rounds
@@ -338,18 +356,29 @@ def compare(
             show(label, rounds * (len(finished) - 1) + done)
 
         result = comparison.compare(
-            loaded, names, numbers, out=out, backend=backend, workers=workers, observer=observer
+            loaded,
+            chosen_weightings,
+            numbers,
+            methods=chosen_methods,
+            out=out,
+            backend=backend,
+            workers=workers,
+            observer=observer,
         )
     if as_json:
         _print_json(result.to_json())
         return
     exits = [f"exit {exit}" for exit in range(1, loaded.topology.num_exits + 1)]
+    columns = ["weighting", *exits, "as served"]
     rows = [
         [name, *(spread(each.mean, each.std) for each in (*result.exit_accuracy(name), result.accuracy(name)))]
         for name in names
     ]
+    if chosen_methods:
+        columns = ["training", *columns[1:], "bytes sent", "multiply-adds"]
+        rows = [[*row, amount(result.bytes_sent(row[0])), amount(result.multiply_adds(row[0]))] for row in rows]
     count = f"{len(numbers)} seed{'s' if len(numbers) > 1 else ''}"
-    print_table(f"{loaded.name}: test accuracy in %, {count}", ["weighting", *exits, "as served"], rows)
+    print_table(f"{loaded.name}: test accuracy in %, {count}", columns, rows)
 
 
 @main.command()
@@ -375,8 +404,8 @@ def reproduce(
 ) -> None:
     """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
 
-    TABLE is table1, table2, table4, table5, table6, gradient-variance (the paper's Table 3), ours, parts, or all.
-    Trainings that several cells share run once; a run that was killed goes on where it stood.
+    TABLE is table1, table2, table4, table5, table6, gradient-variance (the paper's Table 3), ours, parts, peers, or
+    all. Trainings that several cells share run once; a run that was killed goes on where it stood.
 
     \b
     Example:
@@ -479,9 +508,6 @@ def _why(result: Explanation) -> str:
     if worst[error] < 1e-3:
         return "The errors hardly tell the weightings apart."
     return f"What tells the others apart most is {error}: up to {worst[error]:.3f} more."
-
-
-main.add_command(report)
 
 
 @main.group(cls=_Group)
@@ -594,6 +620,11 @@ def worker(name: str, path: str, states: str, data_dir: str | None) -> None:
     run_worker(name, Path(path), states=Path(states), data_dir=data_dir)
 
 
+for command in serving.COMMANDS:
+    main.add_command(command)
+main.add_command(report)
+
+
 def _overrides(
     *,
     weighting: str | None = None,
@@ -606,6 +637,10 @@ def _overrides(
     options = {"training.weighting": weighting, "training.seed": seed, "training.rounds": rounds, "data.dir": data_dir}
     given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
     return [*overrides, *given]
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def _seeds(text: str) -> list[int]:

@@ -5,6 +5,8 @@
     ├── DataError                 a data set is missing or damaged
     ├── RunError                  a run directory cannot be used as asked
     ├── TrainingError             training itself had to stop
+    ├── BundleError               a bundle is missing, damaged, or not what is needed
+    ├── ServingError              a node or a tree of nodes cannot be started, reached or used as asked
     ├── StaleFiguresError         a document says something else than the records
     └── MissingExtraError         an optional dependency is not installed
 
@@ -52,6 +54,14 @@ class TrainingError(ExitflowError):
     """Training had to stop; what was finished is on disk."""
 
     exit_code = 1
+
+
+class BundleError(ExitflowError):
+    """A bundle is missing or damaged, or does not fit."""
+
+
+class ServingError(ExitflowError):
+    """A node or a tree of nodes cannot be started, reached or used as asked."""
 
 
 class StaleFiguresError(ExitflowError):

@@ -5,6 +5,7 @@ Shared by the evaluation and by the serving nodes, so that what is predicted is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -22,9 +23,11 @@ def confidence(logits: npt.ArrayLike, kind: str = "entropy") -> FloatArray:
 
 def _negative_entropy(logits: FloatArray) -> FloatArray:
     """1 - H(softmax) / log C: 1 for a certain answer, 0 for a uniform one."""
-    log_probabilities = logits - _log_sum_exp(logits)
-    entropy = -(np.exp(log_probabilities) * log_probabilities).sum(axis=1)
-    result: FloatArray = 1 - entropy / np.log(logits.shape[1])
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    powers = np.exp(shifted)
+    total = powers.sum(axis=1)
+    entropy = np.log(total) - np.einsum("nc,nc->n", powers, shifted) / total
+    result: FloatArray = 1 - entropy / math.log(logits.shape[1])
     return result
 
 
@@ -52,6 +55,11 @@ CONFIDENCES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "max-softmax": _max_softmax,
     "margin": _margin,
 }
+
+
+def serves(values: FloatArray, threshold: float) -> npt.NDArray[np.bool_]:
+    """(N,) whether a node with this threshold answers; it forwards the others."""
+    return values >= threshold
 
 
 def surest_first(values: FloatArray) -> npt.NDArray[np.intp]:

@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from exitflow.federated.aggregation import Aggregation, aggregate
 from exitflow.federated.types import ServerState, Task, Update
 from exitflow.models.build import build_model
-from exitflow.models.specs import EarlyExitResNet
+from exitflow.models.specs import DepthWidthResNet, EarlyExitResNet, SlimResNet
 from tests.oracles import aggregation as oracle
 from tests.small import NestedLinear, initial_state
 
@@ -21,6 +22,30 @@ def sliced_model():
 def early_exit_model():
     spec = EarlyExitResNet(width=1, blocks=(1, 1, 1), strides=(1, 2, 2), exit_blocks=(1, 2, 3), heads="gap")
     return build_model(spec.resolve(3), (1, 8, 8), 2, seed=0).double()
+
+
+def slim_model():
+    spec = SlimResNet(width=3, blocks=(1,), strides=(1,), widths=(0.3, 0.6, 1.0))
+    return build_model(spec.resolve(3), (1, 8, 8), 2, seed=0).double()
+
+
+def depth_width_model():
+    spec = DepthWidthResNet(width=2, blocks=(3,), strides=(1,), widths=(0.4, 0.5, 1.0), heads="gap")
+    return build_model(spec.resolve(3), (1, 8, 8), 2, seed=0).double()
+
+
+MODELS = [sliced_model, early_exit_model, slim_model, depth_width_model]
+
+
+def mixed_updates(model):
+    return [
+        random_update(model, "a", 1, probability=1.0, num_samples=5, seed=1),
+        random_update(model, "b", 2, probability=0.4, num_samples=7, seed=2),
+        random_update(model, "c", 1, probability=0.2, num_samples=9, seed=3),
+        random_update(model, "c", 3, probability=0.6, num_samples=9, seed=4),
+        random_update(model, "d", 1, 3, probability=0.9, num_samples=2, seed=5),
+        random_update(model, "e", 1, 2, 3, probability=0.9, num_samples=3, seed=6),
+    ]
 
 
 def random_update(model, node, *exits, probability, num_samples, seed):
@@ -46,29 +71,43 @@ def rule_for(model, samples, *, weights=WEIGHTS, step="paper", server_learning_r
     )
 
 
-@pytest.mark.parametrize("make_model", [sliced_model, early_exit_model])
+@pytest.mark.parametrize("make_model", MODELS)
 @pytest.mark.parametrize("step", ["paper", "coverage"])
 @pytest.mark.parametrize("weights", [WEIGHTS, (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)])
 def test_a_step_equals_the_loop_over_elements(make_model, step, weights):
     model = make_model()
-    updates = [
-        random_update(model, "a", 1, probability=1.0, num_samples=5, seed=1),
-        random_update(model, "b", 2, probability=0.4, num_samples=7, seed=2),
-        random_update(model, "c", 1, probability=0.2, num_samples=9, seed=3),
-        random_update(model, "c", 3, probability=0.6, num_samples=9, seed=4),
-        random_update(model, "d", 1, 3, probability=0.9, num_samples=2, seed=5),
-        random_update(model, "e", 1, 2, 3, probability=0.9, num_samples=3, seed=6),
-    ]
+    updates = mixed_updates(model)
     samples = (14, 7, 9)
     before = initial_state(model)
     after = aggregate(before, updates, rule_for(model, samples, weights=weights, step=step, server_learning_rate=0.7))
+    coverage = functools.cache(model.coverage)
     for name, value in before.params.items():
-        expected = oracle.step(value, name, updates, model.coverage, weights, samples, 0.7, step == "coverage")
+        expected = oracle.step(value, name, updates, coverage, weights, samples, 0.7, step == "coverage")
         torch.testing.assert_close(after.params[name], expected, rtol=1e-12, atol=1e-14)
     for name, value in before.buffers.items():
-        expected = oracle.statistic(value, name, updates, model.coverage, weights, samples)
+        expected = oracle.statistic(value, name, updates, coverage, weights, samples)
         torch.testing.assert_close(after.buffers[name], expected, rtol=1e-12, atol=1e-14)
     assert after.round == before.round + 1
+
+
+@pytest.mark.parametrize("make_model", MODELS)
+@pytest.mark.parametrize("step", ["sample-mean", "node-mean"])
+@pytest.mark.parametrize("count", [6, 1])
+def test_a_mean_over_the_nodes_equals_the_loop_over_elements(make_model, step, count):
+    """FjORD's and HeteroFL's average; one node of exit 1 leaves what it does not hold as it was."""
+    model = make_model()
+    updates = mixed_updates(model)[:count]
+    before = initial_state(model)
+    after = aggregate(before, updates, rule_for(model, (14, 7, 9), step=step, server_learning_rate=0.7))
+    coverage = functools.cache(model.coverage)
+    for name, value in before.params.items():
+        expected = oracle.mean_over_nodes(value, name, updates, coverage, step == "sample-mean", 0.7)
+        torch.testing.assert_close(after.params[name], expected, rtol=1e-12, atol=1e-14)
+    for name, value in before.buffers.items():
+        holding = [update for update in updates if name in update.buffers]
+        weights = [update.num_samples if step == "sample-mean" else 1 for update in holding]
+        values = [weight * update.buffers[name] for weight, update in zip(weights, holding, strict=True)]
+        torch.testing.assert_close(after.buffers[name], sum(values) / sum(weights) if holding else value)
 
 
 @pytest.mark.parametrize("make_model", [sliced_model, early_exit_model])

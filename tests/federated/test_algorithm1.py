@@ -72,6 +72,7 @@ def test_the_loop_equals_the_literal_algorithm(make_model, radius, probabilities
         server_step="paper",
         server_learning_rate=0.9,
         projection_radius=radius,
+        local_exits="one",
         seed=3,
     )
     num_steps = 3
@@ -184,6 +185,7 @@ def test_on_a_convex_problem_it_reaches_the_minimiser_of_the_weighted_loss(proba
         momentum=0.0,
         weight_decay=l2,
         server_step="paper",
+        local_exits="one",
     )
     num_steps = 4
     trainer = linear_trainer(model, split, HELD, spec, num_steps)

@@ -43,6 +43,29 @@ def step(
     return new
 
 
+def mean_over_nodes(
+    value: Tensor,
+    name: str,
+    updates: Sequence[Update],
+    coverage: Callable[..., Coverage],
+    by_samples: bool,
+    rate: float,
+) -> Tensor:
+    """The `sample-mean` and `node-mean` steps: the average of what the nodes that hold an element have made of it."""
+    new = value.clone()
+    for index in itertools.product(*(range(size) for size in value.shape)):
+        weights, values = [], []
+        for update in updates:
+            place = _place(index, coverage(*update.task.exits), name, value)
+            if place is not None:
+                weights.append(update.num_samples if by_samples else 1)
+                values.append(float(value[index]) + float(update.delta[name][place]))
+        if weights:
+            mean = sum(weight * each for weight, each in zip(weights, values, strict=True)) / sum(weights)
+            new[index] = (1 - rate) * value[index] + rate * mean
+    return new
+
+
 def statistic(
     value: Tensor,
     name: str,

@@ -8,7 +8,7 @@ uneven arrivals alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.routing import confidence, served_rates, surest_first
-from exitflow.topology.graph import Topology
+from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import ServingPlan, serving_plan
 
 FloatArray = npt.NDArray[np.float64]
@@ -64,20 +64,32 @@ def evaluate_plan(
     """How accurately `topology` answers when it serves as planned."""
     plan = plan or serving_plan(topology)
     correct = outputs.correct
-    orders = [surest_first(confidence(logits, confidence_kind)) for logits in outputs.logits]
-    num_samples = len(outputs.labels)
+    ranks = [confidence(logits, confidence_kind) for logits in outputs.logits]
+    served_right = {
+        node.name: float(served @ correct[node.exit - 1]) for node, _, served in follow_samples(ranks, topology, plan)
+    }
+    return _summarise(outputs, topology, plan, served_right, confidence_kind)
+
+
+def follow_samples(
+    confidences: list[FloatArray], topology: Topology, plan: ServingPlan
+) -> Iterator[tuple[Node, FloatArray, FloatArray]]:
+    """Each node, children first, with the rates (N,) at which every sample reaches it and is served by it.
+
+    `confidences` holds (N,) values for each exit.
+    """
+    orders = [surest_first(values) for values in confidences]
+    num_samples = len(orders[0])
     received: dict[str, FloatArray] = {}
-    served_right = {}
     for node in topology.children_first:
         rates = plan.nodes[node.name]
         arriving = received.pop(node.name, np.zeros(num_samples)) + node.arrival_rate / num_samples
         served = served_rates(arriving, orders[node.exit - 1], rates.serve_rate)
-        served_right[node.name] = float(served @ correct[node.exit - 1])
         for parent, rate in rates.parents.items():
             if rate > 0:
                 forwarded = (arriving - served) * (rate / rates.transfer_rate)
                 received[parent] = received[parent] + forwarded if parent in received else forwarded
-    return _summarise(outputs, topology, plan, served_right, confidence_kind)
+        yield node, arriving, served
 
 
 def _summarise(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from exitflow.data.dataset import Preparation, Split
-from exitflow.models.nested import NestedModel
+if TYPE_CHECKING:  # the outputs themselves need no PyTorch; computing them does
+    from exitflow.data.dataset import Preparation, Split
+    from exitflow.models.nested import NestedModel
 
 BATCH_SIZE = 500
 
@@ -34,19 +35,21 @@ class ExitOutputs:
         return result
 
 
-@torch.inference_mode()
 def exit_outputs(model: NestedModel, split: Split, preparation: Preparation, *, device: str = "cpu") -> ExitOutputs:
     """One pass over `split`, on `device`; `model` stays where it is."""
+    import torch
+
     home = next(model.parameters()).device
     model.to(device).eval()
     dtype = next(model.parameters()).dtype
     batches = []
-    for start in range(0, len(split), BATCH_SIZE):
-        carry = preparation(split.inputs[start : start + BATCH_SIZE], dtype=dtype, device=device)
-        logits = []
-        for exit in range(1, model.num_exits + 1):
-            carry = model.advance(carry, exit - 1, exit)
-            logits.append(model.classify(carry, exit).float().cpu())
-        batches.append(torch.stack(logits))
+    with torch.inference_mode():
+        for start in range(0, len(split), BATCH_SIZE):
+            carry = preparation(split.inputs[start : start + BATCH_SIZE], dtype=dtype, device=device)
+            logits = []
+            for exit in range(1, model.num_exits + 1):
+                carry = model.advance(carry, exit - 1, exit)
+                logits.append(model.classify(carry, exit).float().cpu())
+            batches.append(torch.stack(logits))
     model.to(home)
     return ExitOutputs(torch.cat(batches, dim=1).numpy(), split.labels.numpy())

@@ -24,7 +24,7 @@ from exitflow.federated.schedules import make_schedule
 from exitflow.federated.types import ServerState
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.build import build_model
-from exitflow.models.cost import ExitCost, exit_costs
+from exitflow.models.cost import ExitCost, exit_costs, joint_cost
 from exitflow.models.nested import NestedModel
 from exitflow.seeds import derive
 from exitflow.topology.rates import ServingPlan, serving_plan
@@ -53,14 +53,23 @@ class Assembly:
         """The network with its initial weights, the same for all nodes."""
         seed = derive(self.system.training.seed, "model")
         try:
-            return build_model(self.system.model, self.dataset.input_shape, self.dataset.num_classes, seed=seed)
+            model = build_model(self.system.model, self.dataset.input_shape, self.dataset.num_classes, seed=seed)
         except ValueError as error:
             raise ConfigError(f"does not fit data set {self.dataset.name!r}: {error}", key="model") from None
+        num_exits = self.system.topology.num_exits
+        if model.num_exits != num_exits:
+            problem = f"has {model.num_exits} exits, but the deepest node stands at exit {num_exits}"
+            raise ConfigError(problem, key="model")
+        return model
 
     @cached_property
     def costs(self) -> tuple[ExitCost, ...]:
         """Of each exit."""
         return exit_costs(self.model, self.dataset.input_shape)
+
+    def multiply_adds(self, exits: tuple[int, ...]) -> int:
+        """Of these exits, computed together, for one input."""
+        return joint_cost(self.model, exits, self.dataset.input_shape).multiply_adds
 
     @cached_property
     def samples(self) -> dict[str, int]:

@@ -1,51 +1,78 @@
-"""The same system trained in several ways, each with several seeds."""
+"""The same system trained under several weightings and by several methods, each with several seeds."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from exitflow.data.dataset import Dataset
 from exitflow.evaluation.accuracy import Evaluation
 from exitflow.experiments.assembly import dataset_of
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.figures import Spread
+from exitflow.experiments.methods import apply_method
 from exitflow.experiments.runs import evaluate
 from exitflow.experiments.system import System
 from exitflow.experiments.training import resume_or_train
+from exitflow.models.specs import SeparateNetworks
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Evaluations by weighting, one for each seed."""
+    """Evaluations by weighting or method, one for each seed, and what their trainings took."""
 
     system: str
     seeds: tuple[int, ...]
     evaluations: dict[str, tuple[Evaluation, ...]]
+    costs: dict[str, tuple[TrainingCosts, ...]]
+    methods: tuple[str, ...] = ()  # which of the names are methods, and no weightings
+    layers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # where exits are nodes: the layer of each
 
-    def accuracy(self, weighting: str) -> Spread:
+    def accuracy(self, name: str) -> Spread:
         """Of the whole system."""
-        return Spread.of([evaluation.accuracy for evaluation in self.evaluations[weighting]])
+        return Spread.of([evaluation.accuracy for evaluation in self.evaluations[name]])
 
-    def exit_accuracy(self, weighting: str) -> tuple[Spread, ...]:
-        """Of each exit on all samples."""
-        by_exit = zip(*(evaluation.exit_accuracy for evaluation in self.evaluations[weighting]), strict=True)
-        return tuple(Spread.of(values) for values in by_exit)
+    def exit_accuracy(self, name: str) -> tuple[Spread, ...]:
+        """Of each exit on all samples; where every node has a network of its own, the mean over the layer's."""
+        found = [self._by_layer(name, evaluation.exit_accuracy) for evaluation in self.evaluations[name]]
+        return tuple(Spread.of(values) for values in zip(*found, strict=True))
+
+    def _by_layer(self, name: str, accuracies: Sequence[float]) -> list[float]:
+        layers = self.layers.get(name, tuple(range(1, len(accuracies) + 1)))
+        members: dict[int, list[float]] = {layer: [] for layer in sorted(set(layers))}
+        for layer, accuracy in zip(layers, accuracies, strict=True):
+            members[layer].append(accuracy)
+        return [statistics.fmean(each) for each in members.values()]
+
+    def bytes_sent(self, name: str) -> float:
+        """Over all links in both directions, of a training; mean over the seeds."""
+        return statistics.fmean(cost.bytes_sent for cost in self.costs[name])
+
+    def multiply_adds(self, name: str) -> float | None:
+        """Of all forward passes of a training, mean over the seeds; None where a run is too old to have counted."""
+        counts = [cost.multiply_adds for cost in self.costs[name]]
+        return None if None in counts else statistics.fmean(count for count in counts if count is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        weightings = {
-            name: {
-                "accuracy": vars(self.accuracy(name)),
-                "exit_accuracy": [vars(spread) for spread in self.exit_accuracy(name)],
-                "seeds": [evaluation.to_json() for evaluation in evaluations],
-            }
-            for name, evaluations in self.evaluations.items()
+        found = {name: self._json(name) for name in self.evaluations}
+        weightings = {name: each for name, each in found.items() if name not in self.methods}
+        methods = {name: each for name, each in found.items() if name in self.methods}
+        return {"system": self.system, "seeds": list(self.seeds), "weightings": weightings, "methods": methods}
+
+    def _json(self, name: str) -> dict[str, Any]:
+        return {
+            "accuracy": vars(self.accuracy(name)),
+            "exit_accuracy": [vars(spread) for spread in self.exit_accuracy(name)],
+            "bytes_sent": self.bytes_sent(name),
+            "multiply_adds": self.multiply_adds(name),
+            "seeds": [evaluation.to_json() for evaluation in self.evaluations[name]],
         }
-        return {"system": self.system, "seeds": list(self.seeds), "weightings": weightings}
 
 
 def default_folder(system: System) -> Path:
@@ -61,27 +88,46 @@ def compare(
     weightings: Sequence[str],
     seeds: Sequence[int],
     *,
+    methods: Sequence[str] = (),
     out: str | Path | None = None,
     backend: str = "serial",
     workers: int | None = None,
     dataset: Dataset | None = None,
     observer: Callable[[str, float], None] | None = None,
 ) -> Comparison:
-    """Train and evaluate every combination. Runs that are there are used, unfinished ones are gone on with."""
+    """Train `system` under every weighting and by every method, with every seed, and evaluate it.
+
+    Runs that are there are used, unfinished ones are gone on with.
+    """
     folder = Path(out) if out else default_folder(system)
+    variants = _variants(system, weightings, methods)
     dataset = dataset or dataset_of(system)
-    evaluations: dict[str, list[Evaluation]] = {weighting: [] for weighting in weightings}
-    variants = [(weighting, seed) for seed in seeds for weighting in weightings]
-    for weighting, seed in variants:
-        variant = replace(system, training=replace(system.training, weighting=weighting, seed=seed))
-        label = f"{weighting}, seed {seed}"
+    evaluations: dict[str, list[Evaluation]] = {name: [] for name in variants}
+    costs: dict[str, list[TrainingCosts]] = {name: [] for name in variants}
+    for name, seed in ((name, seed) for seed in seeds for name in variants):
+        variant = replace(variants[name], training=replace(variants[name].training, seed=seed))
+        label = f"{name}, seed {seed}"
         run = resume_or_train(
             variant,
-            folder / f"{weighting}-seed-{seed}",
+            folder / f"{name}-seed-{seed}",
             backend=backend,
             workers=workers,
             dataset=dataset,
             observer=(lambda rounds, label=label: observer(label, rounds)) if observer else None,
         )
-        evaluations[weighting].append(evaluate(run, dataset=dataset))
-    return Comparison(system.name, tuple(seeds), {name: tuple(done) for name, done in evaluations.items()})
+        evaluations[name].append(evaluate(run, dataset=dataset))
+        costs[name].append(run.costs)
+    return Comparison(
+        system.name,
+        tuple(seeds),
+        {name: tuple(done) for name, done in evaluations.items()},
+        {name: tuple(each) for name, each in costs.items()},
+        tuple(methods),
+        {name: each.model.exits for name, each in variants.items() if isinstance(each.model, SeparateNetworks)},
+    )
+
+
+def _variants(system: System, weightings: Sequence[str], methods: Sequence[str]) -> dict[str, System]:
+    """What is to be trained; whatever a method cannot do with this system is said before anything is."""
+    weighted = {name: replace(system, training=replace(system.training, weighting=name)) for name in weightings}
+    return weighted | {name: apply_method(name, system) for name in methods}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.results import Result, Results
 from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, Cell, Table, published_gradient_variance
 
@@ -42,9 +43,19 @@ class TableFigures:
         found = self.found(self.cell(dataset, label, setting))
         return Spread.of([result.accuracy(setting) for result in found]) if found else None
 
+    def costs(self, dataset: str, label: str) -> TrainingCosts | None:
+        """What a training of the row took, of the first setting and seed that has a result."""
+        cells = (self.cell(dataset, label, setting) for setting in self.table.settings)
+        found = next((results[0] for cell in cells if (results := self.found(cell))), None)
+        return found.costs if found else None
+
     def cell(self, dataset: str, label: str, setting: str) -> Cell:
         """By its place."""
         return Cell(dataset, self.table.num_nodes, self.table.partition, self.table.row(label), setting)
+
+    def _costs_json(self, cell: Cell) -> dict[str, Any] | None:
+        found = self.found(cell)
+        return asdict(found[0].costs) if found else None
 
     def to_json(self, datasets: Sequence[str] = DATASETS) -> dict[str, Any]:
         """Everything, beside what the paper reports; accuracies as fractions, the paper's in %."""
@@ -60,6 +71,7 @@ class TableFigures:
                     "accuracy": asdict(measured) if measured else None,
                     "seeds": len(self.found(cell)),
                     "paper": self.table.paper_figure(*place),
+                    "costs": self._costs_json(cell),
                 }
             )
         return {"table": self.table.name, "title": self.table.title, "seeds": list(self.seeds), "cells": cells}

@@ -28,6 +28,7 @@ import torch
 from exitflow.data.dataset import Dataset
 from exitflow.data.sources import find_dataset, load_dataset
 from exitflow.errors import ConfigError, RunError, TrainingError
+from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.experiments.assembly import Assembly
 from exitflow.experiments.results import Results, TrainingFolder, commit, provenance, write_json
 from exitflow.experiments.runs import Run, evaluate
@@ -36,7 +37,6 @@ from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, s
 from exitflow.experiments.training import resume_or_train, same_training
 from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.measuring import exit_means, measure_gradients
-from exitflow.topology.settings import PAPER_SETTINGS
 
 KEPT = ("spec.toml", "rounds.jsonl", "profile.json")
 WORK = ".work"
@@ -87,7 +87,7 @@ class Reproduction:
             min(workers, len(jobs)), mp_context=context, initializer=_start_worker, initargs=(reports,)
         )
         try:
-            running = {pool.submit(_do, self, job.name, job.system): job.name for job in jobs}
+            running = {pool.submit(_do, self, job.name, job.system, job.served_as): job.name for job in jobs}
             self._watch(running, reports, {job.name: self._fraction_done(job) for job in jobs}, observer)
         except BrokenProcessPool:
             raise TrainingError("a training process was killed; run the same command again to go on") from None
@@ -186,7 +186,7 @@ def _dataset(name: str, data_dir: str | None) -> Dataset:
     return load_dataset(name, data_dir=data_dir)
 
 
-def _do(reproduction: Reproduction, name: str, system: System) -> None:
+def _do(reproduction: Reproduction, name: str, system: System, served_as: Mapping[str, str]) -> None:
     """One training, from wherever it stands to its result."""
     started = time.perf_counter()
     folder = reproduction.results.folder
@@ -199,14 +199,14 @@ def _do(reproduction: Reproduction, name: str, system: System) -> None:
         dataset=dataset,
         observer=lambda rounds: _reports.put((name, rounds / system.training.rounds)),
     )
-    _publish(run, dataset, folder / name, {"seconds": round(time.perf_counter() - started, 1)}, reproduction.device)
+    outputs = run.outputs(dataset, device=reproduction.device)
+    _publish(run, outputs, served_as, folder / name, {"seconds": round(time.perf_counter() - started, 1)})
     _reports.put((name, 1.0))
 
 
-def _publish(run: Run, dataset: Dataset, folder: Path, extra: dict[str, Any], device: str) -> None:
+def _publish(run: Run, outputs: ExitOutputs, served_as: Mapping[str, str], folder: Path, extra: dict[str, Any]) -> None:
     """The run's records and figures, without its weights; then the run itself can go."""
-    outputs = run.outputs(dataset, device=device)
-    evaluations = {setting: evaluate(run, serving=setting, outputs=outputs) for setting in PAPER_SETTINGS}
+    evaluations = {setting: evaluate(run, serving=own, outputs=outputs) for setting, own in served_as.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for file in KEPT:
         shutil.copyfile(run.path / file, folder / file)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from exitflow.errors import RunError
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.system import System, load_system
 from exitflow.files import write_atomically
 
@@ -91,6 +92,11 @@ class Result(TrainingFolder):
     def exit_accuracy(self) -> list[float]:
         """Of each exit on all samples."""
         return [float(value) for value in self.figures["exit_accuracy"]]
+
+    @property
+    def costs(self) -> TrainingCosts:
+        """What the training took."""
+        return TrainingCosts.of(self.records)
 
 
 class Results:

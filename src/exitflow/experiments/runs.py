@@ -13,13 +13,13 @@ from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
 from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
-from exitflow.experiments.system import System, load_system
+from exitflow.experiments.costs import TrainingCosts
+from exitflow.experiments.system import System, load_system, serving_as
 from exitflow.federated.run_dir import RunDir, load_state
 from exitflow.federated.types import ServerState
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
 from exitflow.tensors import copy_into
-from exitflow.topology.settings import with_setting
 
 
 class Run:
@@ -47,6 +47,11 @@ class Run:
     def records(self) -> list[dict[str, Any]]:
         """A record per round."""
         return self.directory.records()
+
+    @property
+    def costs(self) -> TrainingCosts:
+        """Of all rounds so far."""
+        return TrainingCosts.of(self.records)
 
     def state(self) -> ServerState:
         """The trained model, or where an unfinished training stands."""
@@ -100,5 +105,5 @@ def evaluate(
     run = run if isinstance(run, Run) else Run(run)
     topology = run.system.topology
     if serving is not None:
-        topology = with_setting(topology, serving)
+        topology = serving_as(run.system, serving)
     return evaluate_plan(outputs or run.outputs(dataset), topology, confidence_kind=confidence)

@@ -8,22 +8,33 @@ load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from exitflow.config import assign, check_keys, decode, decode_list, encode, located, parse_assignment, read_toml
+from exitflow.config import (
+    assign,
+    check_keys,
+    decode,
+    decode_list,
+    encode,
+    located,
+    parse_assignment,
+    read_toml,
+    require,
+)
 from exitflow.data.spec import DataSpec
 from exitflow.errors import ConfigError
 from exitflow.experiments.presets import preset
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.spec import TrainingSpec
-from exitflow.models.specs import EarlyExitResNet, ModelSpec, decode_model
+from exitflow.models.specs import EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
 from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
 from exitflow.topology.rates import check_requests_arrive
+from exitflow.topology.settings import with_setting
 
 _KEYS = ("name", "tiers", "nodes", "model", "data", "training", "federation")
 
@@ -44,6 +55,12 @@ class System:
         num_exits = self.topology.num_exits
         object.__setattr__(self, "model", located("model", self.model.resolve, num_exits))
         shares = located("data", self.data.shares, num_exits)
+        means = self.training.server_step in ("sample-mean", "node-mean")
+        problem = "needs server_step 'coverage' or 'paper', whose sums are known to be bounded"
+        located("federation", require, self.federation.clip_norm is None or not means, "clip_norm", problem)
+        given = self.training.exit_weights
+        problem = f"one for each of the {num_exits} exits, got {list(given)}"
+        located("training", require, len(given) in (0, num_exits), "exit_weights", problem)
         by_layer = {node.name: shares[node.exit - 1] for node in self.topology.nodes}
         check_every_exit_is_trained(located("training", probability_matrix, self.topology, by_layer, self.training))
 
@@ -52,6 +69,23 @@ class System:
         nodes = [encode(node) for node in self.topology.nodes]
         tables = {part: encode(getattr(self, part)) for part in ("model", "data", "training", "federation")}
         return tomli_w.dumps({"name": self.name, **tables, "nodes": nodes})
+
+
+def serving_as(system: System, setting: str) -> Topology:
+    """The topology with limits under which its layers serve what `setting` says.
+
+    Where every node has a network of its own, its layer is that of the exit that this network was cut from.
+    """
+    if not isinstance(system.model, SeparateNetworks):
+        return with_setting(system.topology, setting)
+    numbers = {node.name: node.exit for node in system.topology.nodes}
+    layers = {name: system.model.exits[number - 1] for name, number in numbers.items()}
+    return with_exits(with_setting(with_exits(system.topology, layers), setting), numbers)
+
+
+def with_exits(topology: Topology, exits: Mapping[str, int]) -> Topology:
+    """The same nodes and links, at other exits."""
+    return Topology(tuple(replace(node, exit=exits[node.name]) for node in topology.nodes))
 
 
 def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:

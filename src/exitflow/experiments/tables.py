@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from exitflow.errors import ConfigError, suggestion
+from exitflow.experiments.methods import METHODS, apply_method, find_method, serving_setting
 from exitflow.experiments.system import System, load_system
 from exitflow.topology.settings import PAPER_SETTINGS
 
@@ -49,8 +50,16 @@ class Row:
     """A way to train."""
 
     label: str
-    weighting: str
+    weighting: str = ""
     overrides: tuple[str, ...] = ()
+    method: str = ""  # decides the weighting, and more, where it is given
+
+    @property
+    def ignores_serving_rates(self) -> bool:
+        """Whether one training answers for all settings."""
+        if self.method:
+            return not find_method(self.method).knows_serving_rates
+        return self.weighting in IGNORE_SERVING_RATES
 
 
 _PAPER_ROWS = tuple(Row(name, name) for name in ("equal-weight", "flops-prop", "serving-rate", "balanced-adj"))
@@ -72,6 +81,7 @@ class Table:
     num_nodes: int = 7
     partition: str = "equal"
     published: str = ""  # its key in published.json
+    shows_costs: bool = False  # what the trainings took, beside the accuracies
 
     def row(self, label: str) -> Row:
         """The row of that label."""
@@ -104,7 +114,7 @@ class Cell:
     @property
     def trained_for(self) -> str:
         """The setting that the training knows of."""
-        return NEUTRAL_SETTING if self.row.weighting in IGNORE_SERVING_RATES else self.setting
+        return NEUTRAL_SETTING if self.row.ignores_serving_rates else self.setting
 
     @property
     def weighting(self) -> str:
@@ -122,8 +132,11 @@ class Cell:
     def system(self, seed: int, scale: Scale) -> System:
         """What has to be trained."""
         preset = f"paper-{self.num_nodes}-{self.dataset}:{self.trained_for}"
-        own = [f"data.partition={self.partition}", f"training.weighting={self.weighting}", f"training.seed={seed}"]
-        return load_system(preset, [*_SCALES[scale], *own, *self.row.overrides])
+        own = [f"data.partition={self.partition}", f"training.seed={seed}"]
+        if self.row.weighting:
+            own.append(f"training.weighting={self.weighting}")
+        system = load_system(preset, [*_SCALES[scale], *own, *self.row.overrides])
+        return apply_method(self.row.method, system) if self.row.method else system
 
 
 def system_for_variance(dataset: str, seed: int, scale: Scale) -> System:
@@ -134,6 +147,8 @@ def system_for_variance(dataset: str, seed: int, scale: Scale) -> System:
 _HELPED = Row("serving-rate p=0.2", "serving-rate", ("training.help_probability=0.2",))
 _BIASED_ROWS = (_PAPER_ROWS[0], _PAPER_ROWS[2], _HELPED)
 _HIGHLY_BIASED = "table6-highly-biased-partition"
+
+_IN_OTHER_ROWS = ("exitflow", "algorithm-1")  # `auto` and `serving-rate`, which other tables have trained
 
 TABLES: dict[str, Table] = {
     table.name: table
@@ -190,6 +205,17 @@ TABLES: dict[str, Table] = {
             ),
             settings=("80-15-5", "33-33-33", "5-15-80"),
         ),
+        Table(
+            "peers",
+            "Beyond the paper: the neighbouring methods",
+            (
+                Row("auto", "auto", (_OUR_HEADS, _OUR_STEP)),
+                Row("serving-rate", "serving-rate"),
+                *(Row(name, overrides=(_OUR_HEADS,), method=name) for name in METHODS if name not in _IN_OTHER_ROWS),
+            ),
+            settings=("80-15-5", "33-33-33", "5-15-80"),
+            shows_costs=True,
+        ),
     )
 }
 GRADIENT_VARIANCE = "gradient-variance"  # the paper's Table 3, which needs no training
@@ -221,7 +247,13 @@ class Job:
 
     name: str
     system: System
+    method: str = ""
     cells: list[Cell] = field(default_factory=list)
+
+    @property
+    def served_as(self) -> dict[str, str]:
+        """For each of the paper's settings, the one at which the system is then served."""
+        return {setting: serving_setting(self.method, setting) for setting in PAPER_SETTINGS}
 
 
 def distinct_trainings(
@@ -234,6 +266,6 @@ def distinct_trainings(
             for cell in table.cells(datasets):
                 name = cell.training_name(seed)
                 if name not in jobs:
-                    jobs[name] = Job(name, cell.system(seed, scale))
+                    jobs[name] = Job(name, cell.system(seed, scale), cell.row.method)
                 jobs[name].cells.append(cell)
     return list(jobs.values())

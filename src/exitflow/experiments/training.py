@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,10 +28,11 @@ from exitflow.federated.measuring import GradientTable, measure_gradients
 from exitflow.federated.privacy import Privacy, PrivacyLoss, run_secret
 from exitflow.federated.run_dir import RunDir, save_state
 from exitflow.federated.sampling import sample_tasks
-from exitflow.federated.traffic import link_bytes
-from exitflow.federated.types import Backend, ServerState
-from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, WEIGHTINGS, ExitProfile
+from exitflow.federated.traffic import forward_multiply_adds, link_bytes
+from exitflow.federated.types import Backend, ServerState, Task
+from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, ExitProfile
 from exitflow.files import write_atomically
+from exitflow.models.specs import SeparateNetworks
 from exitflow.tensors import num_bytes, take
 from exitflow.theory.costs import calibrated_costs
 
@@ -156,6 +157,7 @@ class Training:
         self._run_dir = run_dir
         self._device = device
         self._coverage = functools.cache(assembly.model.coverage)
+        self._multiply_adds = functools.cache(assembly.multiply_adds)
         self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
         self._counted_rounds = 0  # ... of so many rounds
 
@@ -208,7 +210,7 @@ class Training:
     def _weighting(self, profile: ExitProfile, round: int) -> FloatArray:
         """The weights by what is known when `round` begins."""
         served_error = self._served_error(round)
-        return WEIGHTINGS[self._spec.weighting](replace(profile, served_error=served_error), round)
+        return self._spec.exit_weighting(replace(profile, served_error=served_error), round)
 
     def _served_error(self, round: int) -> FloatArray | None:
         """On the last validation before `round`, which the records hold: so a resumed run knows the same."""
@@ -253,7 +255,7 @@ class Training:
         """What the weights of the last round cost by Theorem 1, calibrated; None where nothing was measured."""
         if profile.bound is None:
             return None
-        weights = WEIGHTINGS[self._spec.weighting](profile, self._spec.rounds)
+        weights = self._spec.exit_weighting(profile, self._spec.rounds)
         return calibrated_costs(profile.bound).terms(weights).to_json()
 
     def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
@@ -269,7 +271,14 @@ class Training:
             "num_tasks": len(report.tasks),
             "dropped": report.dropped,
             **self._faults(report),
-            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
+            "link_bytes": self._link_bytes(report.tasks, covered_bytes),
+            "multiply_adds": forward_multiply_adds(
+                report.tasks,
+                self._spec,
+                num_steps=self._assembly.num_steps,
+                samples=self._assembly.samples,
+                cost=self._multiply_adds,
+            ),
             "seconds": report.seconds,
         }
 
@@ -303,6 +312,13 @@ class Training:
         most = max(self._drawn.values(), default=0)
         largest = (probabilities.max(axis=1) if self._spec.trains_all_exits else probabilities.sum(axis=1)).max()
         return PrivacyLoss.after(self._assembly.system.federation, most, round, float(largest))
+
+    def _link_bytes(self, tasks: Sequence[Task], covered_bytes: Callable[..., int]) -> dict[str, int]:
+        """Nothing where networks share nothing: what a node has trained is what it would be sent."""
+        system = self._assembly.system
+        if isinstance(system.model, SeparateNetworks):
+            return {}
+        return link_bytes(system.topology, tasks, covered_bytes)
 
     def _validate(self, state: ServerState) -> dict[str, Any] | None:
         """Accuracy on validation data: of each exit, and of the system as served."""

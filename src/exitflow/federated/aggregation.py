@@ -8,11 +8,15 @@ points are those of the paper's step, and deep layers and rare heads learn at fu
 they become the weighted mean over the nodes that trained them.
 
 A task may train several exits: its update then counts, at each element, with the weights of those that cover it.
+
+Two steps of the peers know no exits, only nodes: each element becomes the mean over the nodes that returned it, by
+their samples (`sample-mean`: FedAvg, McMahan et al., 2017; FjORD, Horvath et al., 2021) or each node alike
+(`node-mean`: HeteroFL, Diao et al., 2021; DepthFL, Kim et al., 2023; ScaleFL, Ilhan et al., 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +37,7 @@ class Aggregation:
     exit_weights: npt.NDArray[np.float64]  # (E,) Lambda-tilde
     exit_samples: npt.NDArray[np.float64]  # (E,) |S_{e,p}|
     coverage: Callable[..., Coverage]  # of any exits
-    step: Literal["paper", "coverage"] = "paper"
+    step: Literal["paper", "coverage", "sample-mean", "node-mean"] = "paper"
     server_learning_rate: float = 1.0  # eta_s
     projection_radius: float | None = None
     noise: Callable[[Tensors], None] | None = None  # added to sums, for privacy; then an update's buffers are changes
@@ -43,24 +47,39 @@ class Aggregation:
         share = update.num_samples / self.exit_samples[exit - 1]
         return float(self.exit_weights[exit - 1] * share / update.task.probability)
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether each element becomes the mean over the nodes that returned it."""
+        return self.step in ("sample-mean", "node-mean")
+
+    def shares(self, update: Update) -> Iterator[tuple[float, Coverage]]:
+        """With what weight an update counts, and where."""
+        exits = update.task.exits
+        if self.is_mean:
+            yield (float(update.num_samples) if self.step == "sample-mean" else 1.0), self.coverage(*exits)
+        else:
+            yield from ((self.weight(update, exit), self.coverage(exit)) for exit in exits)
+
 
 def aggregate(state: ServerState, updates: Iterable[Update], rule: Aggregation) -> ServerState:
     """The global model after one more round."""
     steps = _zeros(state.params)
     statistics, statistics_weight = _zeros(state.buffers), _zeros(state.buffers)
+    steps_weight = _zeros(state.params) if rule.is_mean else {}
     for update in updates:
-        for exit in update.task.exits:
-            weight, covered = rule.weight(update, exit), rule.coverage(exit)
+        for weight, covered in rule.shares(update):
             _add(steps, covered, update.delta, weight)
+            _add_number(steps_weight, covered, weight)
             _add(statistics, covered, update.buffers, weight)
             _add_number(statistics_weight, covered, weight)
     if rule.noise:
         rule.noise({**steps, **statistics})
     if rule.step == "coverage":
-        _divide_by_covering_weight(steps, rule)
+        steps_weight = _covering_weight(steps, rule)
+    _divide(steps, steps_weight)
     params = {name: value + rule.server_learning_rate * steps[name] for name, value in state.params.items()}
     if rule.noise:
-        _divide_by_covering_weight(statistics, rule)
+        _divide(statistics, _covering_weight(statistics, rule))
         buffers = {name: _moved(value, statistics[name]) for name, value in state.buffers.items()}
     else:
         buffers = {
@@ -97,11 +116,16 @@ def _add_number(sums: Tensors, covered: Slices, number: float) -> None:
         torch._foreach_add_(targets, number)
 
 
-def _divide_by_covering_weight(steps: dict[str, Tensor], rule: Aggregation) -> None:
+def _covering_weight(steps: Tensors, rule: Aggregation) -> dict[str, Tensor]:
+    """Of each element, the total weight of the exits that cover it."""
     covering = _zeros(steps)
     for exit, exit_weight in enumerate(rule.exit_weights, start=1):
         _add_number(covering, rule.coverage(exit), float(exit_weight))
-    for name, weight in covering.items():
+    return covering
+
+
+def _divide(steps: dict[str, Tensor], weights: Tensors) -> None:
+    for name, weight in weights.items():
         steps[name] = torch.where(weight > 0, steps[name] / weight, 0.0)
 
 

@@ -5,7 +5,7 @@ computes, holds and returns nothing beyond exit e. Convolutions run in the faste
 
 A task with several exits is one pass with the weighted sum of their losses. Every element then follows the weighted
 mean of the losses that reach it: its gradient is divided by the total weight of the exits that cover it, so that it
-moves as fast as in a task of its own. The server counts it with just that weight.
+moves as fast as in a task of its own. The server counts it with just that weight. The peers' `joint_loss` leaves it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from exitflow.data.dataset import Preparation, Split
 from exitflow.federated.compression import Compression
 from exitflow.federated.node_state import NodeStates
+from exitflow.federated.objectives import Objective, from_labels, make_objective
+from exitflow.federated.sampling import step_exits
 from exitflow.federated.schedules import Schedule
 from exitflow.federated.spec import TrainingSpec
 from exitflow.federated.types import GradientFigures, ServerState, Task, Update
@@ -86,7 +87,9 @@ class LocalTrainer:
         place = self._workplace(*task.exits)
         place.load(state)
         loss_weights = torch.tensor(task.loss_weights, dtype=place.dtype, device=self.device)
-        reaching_weights = place.reaching_weights(loss_weights)
+        reaching_weights = place.reaching_weights(loss_weights) if self.spec.averages_elements else []
+        received = [param.detach().clone() for param in place.params.values()] if self.spec.proximal_weight else []
+        objective = make_objective(self.spec, task.round)
         optimizer = torch.optim.SGD(
             place.params.values(), lr=1.0, momentum=self.spec.momentum, weight_decay=self.spec.weight_decay
         )
@@ -96,19 +99,24 @@ class LocalTrainer:
             state_round = self.states.round_of(task)
         num_samples = len(self.data.indices[task.node])
         batches = self.data.batches(task.node, min(self.spec.batch_size, num_samples), seed=task.seed)
-        total_losses = torch.zeros(len(task.exits), dtype=place.dtype, device=self.device)
-        for step in range(self.num_steps):
+        total_losses = torch.zeros(2, len(task.exits), dtype=place.dtype, device=self.device)  # sums, and of how many
+        for step, exits in enumerate(step_exits(task, self.spec, self.num_steps)):
             optimizer.param_groups[0]["lr"] = self.schedule(task.round, step)
             optimizer.zero_grad()
-            losses = self._losses(place, next(batches))
-            (losses @ loss_weights).backward()  # type: ignore[no-untyped-call]
+            losses = self._losses(place, next(batches), exits, objective)
+            trained = [task.exits.index(exit) for exit in exits]
+            (losses @ loss_weights[trained]).backward()  # type: ignore[no-untyped-call]
             for param, weight in zip(place.params.values(), reaching_weights, strict=False):
                 param.grad.div_(weight)  # type: ignore[union-attr]
+            place.pull_back(received, self.spec.proximal_weight)
             optimizer.step()
-            total_losses += losses.detach()
+            total_losses[0, trained] += losses.detach()
+            total_losses[1, trained] += 1
         if self.states and all_finite(momentum := place.momentum(optimizer)):
             self.states.save(task, momentum)
-        mean_losses = tuple((total_losses / self.num_steps).tolist())
+        means = (total_losses[0] / total_losses[1]).tolist()
+        counts = total_losses[1].tolist()
+        mean_losses = tuple(mean if count else None for mean, count in zip(means, counts, strict=True))
         delta = self._compressed(task, place.delta(state))
         return Update(
             task, delta, place.buffer_copies(), num_samples, self.num_steps, mean_losses, state_round=state_round
@@ -145,7 +153,7 @@ class LocalTrainer:
 
         def gradients() -> Iterator[tuple[Tensor, ...]]:
             for _ in range(count):
-                loss = self._losses(place, next(batches)).sum()
+                loss = self._losses(place, next(batches), (exit,), from_labels).sum()
                 losses.append(loss.detach())
                 yield torch.autograd.grad(loss, params)
 
@@ -156,13 +164,13 @@ class LocalTrainer:
         loss = float(torch.stack(losses).mean())
         return GradientFigures(mean_variance * size / self.spec.batch_size, variance, variance + signal, loss)
 
-    def _losses(self, place: _Workplace, batch: Split) -> Tensor:
-        """Of each exit of the workplace."""
+    def _losses(self, place: _Workplace, batch: Split, exits: Sequence[int], objective: Objective) -> Tensor:
+        """Of each of `exits`."""
         inputs = self.data.preparation(batch.inputs, dtype=place.dtype, device=self.device)
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=place.layout)
         labels = batch.labels.to(self.device)
-        return torch.stack([F.cross_entropy(logits, labels) for logits in place.network(inputs)])
+        return torch.stack(objective(place.network(inputs, *exits), labels))
 
 
 class _Workplace:
@@ -192,6 +200,13 @@ class _Workplace:
             for part in take(totals, covered).values():
                 part += weight
         return list(totals.values())
+
+    @torch.no_grad()
+    def pull_back(self, received: Sequence[Tensor], weight: float) -> None:
+        """Add the gradient of FedProx's term, weight / 2 ||w - received||^2 (Li et al., 2020), to what was trained."""
+        for param, start in zip(self.params.values(), received, strict=False):
+            if param.grad is not None:
+                param.grad.add_(param - start, alpha=weight)
 
     @torch.no_grad()
     def delta(self, state: ServerState) -> dict[str, Tensor]:

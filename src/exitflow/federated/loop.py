@@ -40,11 +40,22 @@ class TrainingPlan:
 
     def tasks(self, round: int, exit_weights: FloatArray) -> list[Task]:
         """Who trains what."""
-        profile = self.profile
-        joint_weights = exit_weights / profile.exit_samples if self.spec.trains_all_exits else None
+        spec, drawn_later = self.spec, self.spec.local_exits == "each-step"
         return sample_tasks(
-            self.nodes, profile.probabilities, round=round, seed=self.spec.seed, joint_weights=joint_weights
+            self.nodes,
+            self.profile.probabilities,
+            round=round,
+            seed=spec.seed,
+            joint_weights=self._joint_weights(exit_weights) if spec.trains_all_exits else None,
+            as_sum=drawn_later or spec.joint_loss == "sum",
         )
+
+    def _joint_weights(self, exit_weights: FloatArray) -> FloatArray:
+        """(E,) of the losses of a node that trains several exits: as the server counts their updates."""
+        if self.spec.local_exits == "each-step":
+            return np.ones_like(exit_weights)
+        weighs = self.spec.server_step in ("paper", "coverage")  # the means count nodes, and leave exits to them
+        return exit_weights / self.profile.exit_samples if weighs else exit_weights
 
     def aggregation(self, exit_weights: FloatArray) -> Aggregation:
         """The server's step under these weights."""
@@ -184,10 +195,11 @@ def screen(
         if progress:
             progress(report.round, count, len(report.tasks))
         task = update.task
-        finite = all(map(math.isfinite, update.losses))
+        finite = all(loss is None or math.isfinite(loss) for loss in update.losses)
         if finite and all_finite(update.delta) and all_finite(update.buffers):
             for exit, loss in zip(task.exits, update.losses, strict=True):
-                report.losses.setdefault(exit, []).append(loss)
+                if loss is not None:
+                    report.losses.setdefault(exit, []).append(loss)
             yield update
         elif stop:
             raise TrainingError(

@@ -1,7 +1,8 @@
 """Who trains what in a round: the matrix p, and draws from it (lines 2 and 3 of Algorithm 1).
 
 Algorithm 1 draws one exit for each node. With `local_exits = "all"` a node trains every exit up to its own in one
-pass instead: all of them have the same p_{i,e}, and the local loss weighs them as the server would.
+pass instead: all of them have the same p_{i,e}, and the local loss weighs them as the server would. With "each-step"
+it holds all of them too, and draws one for every local step, as FjORD does (Horvath et al., 2021).
 """
 
 from __future__ import annotations
@@ -74,16 +75,20 @@ def sample_tasks(
     round: int,
     seed: int,
     joint_weights: FloatArray | None = None,
+    as_sum: bool = False,
 ) -> list[Task]:
     """At most one task for each node. The deepest, which take longest, come first.
 
-    A task has one exit, or, given `joint_weights`, (E,) Lambda-tilde_e / |S_{e,p}|, all exits of its node.
+    A task has one exit, or, given `joint_weights`, (E,) Lambda-tilde_e / |S_{e,p}|, all exits of its node. The losses
+    of these are weighed to sum to 1; `as_sum`, so that equal weights are 1 each.
     """
+    if joint_weights is not None and as_sum:
+        joint_weights = joint_weights / joint_weights.mean()
     tasks = []
     for node, row in zip(nodes, probabilities, strict=True):
         uniform = derive(seed, "sample", round, node) / 2**63
         exits, weights, probability = (
-            _drawn_exit(row, uniform) if joint_weights is None else _all_exits(row, uniform, joint_weights)
+            _drawn_exit(row, uniform) if joint_weights is None else _all_exits(row, uniform, joint_weights, as_sum)
         )
         if exits:
             tasks.append(Task(round, node, exits, weights, probability, derive(seed, "local", round, node)))
@@ -98,12 +103,25 @@ def _drawn_exit(row: FloatArray, uniform: float) -> _Draw:
     return ((exit,), (1.0,), float(row[exit - 1])) if exit <= len(row) else ((), (), 0.0)
 
 
-def _all_exits(row: FloatArray, uniform: float, joint_weights: FloatArray) -> _Draw:
+def _all_exits(row: FloatArray, uniform: float, joint_weights: FloatArray, as_sum: bool) -> _Draw:
     """Those whose loss counts at all; where none does, the shallowest, whose update then counts for nothing."""
     counting = np.flatnonzero((row > 0) & (joint_weights > 0))
     if uniform >= row.max(initial=0.0):
         return (), (), 0.0
     if len(counting) == 0:
         return (1,), (1.0,), float(row[0])
-    shares = joint_weights[counting] / joint_weights[counting].sum()
+    weights = joint_weights[counting]
+    shares = weights if as_sum else weights / weights.sum()
     return tuple(int(exit) + 1 for exit in counting), tuple(shares.tolist()), float(row[counting[0]])
+
+
+def step_exits(task: Task, spec: TrainingSpec, num_steps: int) -> list[tuple[int, ...]]:
+    """Which exits of its task a node trains in each of its steps.
+
+    All of them; with "each-step" one that is drawn uniformly, and the deepest too where it is to be learned from.
+    """
+    if spec.local_exits != "each-step":
+        return [task.exits] * num_steps
+    drawn = [task.exits[derive(task.seed, "exit", step) % len(task.exits)] for step in range(num_steps)]
+    teacher = {task.deepest} if spec.objective != "labels" else set()
+    return [tuple(sorted({exit} | teacher)) for exit in drawn]

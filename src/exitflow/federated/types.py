@@ -19,7 +19,7 @@ class Task:
     round: int  # t, from 1
     node: str  # i
     exits: tuple[int, ...]  # rising
-    loss_weights: tuple[float, ...]  # of each exit's loss in the local loss; above 0, they sum to 1
+    loss_weights: tuple[float, ...]  # of each exit's loss in the local loss; above 0
     probability: float  # p_{i,e}, of each of them
     seed: int  # of all that is random in it
 
@@ -43,7 +43,7 @@ class Update:
     buffers: Tensors  # batch-norm statistics after the last step
     num_samples: int  # |S_i|
     num_steps: int  # J
-    losses: tuple[float, ...]  # of each exit, mean over the steps
+    losses: tuple[float | None, ...]  # of each exit, mean over the steps that trained it; None where none did
     wire_bytes: tuple[int, int] | None = None  # sent down to the node, and up from it; None: nothing was sent
     state_round: int | None = None  # from which the node's momentum came; None: it began from 0
 

@@ -5,7 +5,7 @@ A weighting is a plain function of what is known of the exits and of the round. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +66,16 @@ def bound_min(profile: ExitProfile, round: int) -> FloatArray:
     return cheapest_weights(calibrated_costs(profile.bound))
 
 
+def linear_depth(profile: ExitProfile, round: int) -> FloatArray:
+    """1, 2, ..., E, in proportion: the deeper the exit, the more it counts (ScaleFL: Ilhan et al., 2023)."""
+    return _normalised(np.arange(1.0, len(profile.serve_share) + 1))
+
+
+def fixed_weights(weights: Sequence[float]) -> ExitWeighting:
+    """The same weights in every round, as the losses of BranchyNet have them (Teerapittayanon et al., 2016)."""
+    return lambda profile, round: _normalised(np.array(weights, dtype=np.float64))
+
+
 def adaptive(profile: ExitProfile, round: int) -> FloatArray:
     """In proportion to the wrong answers that each exit gives, as served on validation data; Lambda before any."""
     share = _normalised(profile.serve_share)
@@ -100,6 +110,7 @@ WEIGHTINGS: dict[str, ExitWeighting] = {
     "balanced-adj": balanced_adj,
     "bound-min": bound_min,
     "adaptive": adaptive,
+    "linear-depth": linear_depth,
 }
 NEEDS_GRADIENT_VARIANCE = frozenset({"balanced-adj", "bound-min"})
 NEEDS_VALIDATION = frozenset({"adaptive"})

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from exitflow.models import early_exit_resnet
+from exitflow.errors import ConfigError
+from exitflow.models import early_exit_resnet, slim_resnet
 from exitflow.models.nested import NestedModel
-from exitflow.models.specs import ModelSpec
+from exitflow.models.plain import PlainNetworks
+from exitflow.models.specs import CommonNetwork, CustomModel, ModelSpec, SeparateNetworks
 
-_BUILDERS = {"early-exit-resnet": early_exit_resnet.build}
+Shape = tuple[int, ...]
 
 
-def build_model(spec: ModelSpec, input_shape: tuple[int, ...], num_classes: int, *, seed: int) -> NestedModel:
+def build_model(spec: ModelSpec, input_shape: Shape, num_classes: int, *, seed: int) -> NestedModel:
     """The network that `spec` describes, its initial weights determined by `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _BUILDERS[spec.family](spec, input_shape, num_classes)
+        return _build(spec, input_shape, num_classes)
+
+
+def _build(spec: ModelSpec, input_shape: Shape, num_classes: int) -> NestedModel:
+    return _BUILDERS[spec.family](spec, input_shape, num_classes)
+
+
+def _common(spec: CommonNetwork, input_shape: Shape, num_classes: int) -> NestedModel:
+    nested = _build(spec.network, input_shape, num_classes)
+    return PlainNetworks({1: nested.submodel(spec.exit)}, dict.fromkeys(range(1, nested.num_exits + 1), 1))
+
+
+def _separate(spec: SeparateNetworks, input_shape: Shape, num_classes: int) -> NestedModel:
+    """All begin with the same weights, as the nodes of a federation do."""
+    nested = _build(spec.network, input_shape, num_classes)
+    networks = {owner: nested.submodel(exit) for owner, exit in enumerate(spec.exits, start=1)}
+    return PlainNetworks(networks, {owner: owner for owner in networks})
+
+
+def _custom(spec: CustomModel, input_shape: Shape, num_classes: int) -> NestedModel:
+    module, _, function = spec.factory.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        problem = f"cannot import {spec.factory!r} ({error}); is its folder on PYTHONPATH?"
+        raise ConfigError(problem, key="model.factory") from None
+    model = factory(input_shape, num_classes)
+    if not isinstance(model, NestedModel):
+        problem = f"{spec.factory!r} must give a NestedModel, got {type(model).__name__}"
+        raise ConfigError(problem, key="model.factory")
+    return model
+
+
+_BUILDERS: dict[str, Callable[[Any, Shape, int], NestedModel]] = {
+    "early-exit-resnet": early_exit_resnet.build,
+    "slim-resnet": slim_resnet.build_slim,
+    "depth-width": slim_resnet.build_depth_width,
+    "common": _common,
+    "separate": _separate,
+    "custom": _custom,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +21,12 @@ class ExitCost:
 
 def exit_costs(model: NestedModel, input_shape: tuple[int, ...]) -> tuple[ExitCost, ...]:
     """The cost of each exit, the shallowest first, counted while it answers one input."""
-    return tuple(_exit_cost(model, exit, input_shape) for exit in range(1, model.num_exits + 1))
+    return tuple(joint_cost(model, (exit,), input_shape) for exit in range(1, model.num_exits + 1))
 
 
-def _exit_cost(model: NestedModel, exit: int, input_shape: tuple[int, ...]) -> ExitCost:
-    submodel = model.submodel(exit).eval()
+def joint_cost(model: NestedModel, exits: Sequence[int], input_shape: tuple[int, ...]) -> ExitCost:
+    """Of several exits that are computed together; of one, its own."""
+    submodel = model.submodel(*exits).eval()
     dtype = next(submodel.parameters()).dtype
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         submodel(torch.zeros(1, *input_shape, dtype=dtype))

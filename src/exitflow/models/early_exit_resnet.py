@@ -7,8 +7,6 @@ the paper's. Exits stand behind residual blocks, counted from 1 over all stages;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,14 +18,15 @@ GRID = 4  # the `grid` head pools to GRID x GRID
 
 def build(spec: EarlyExitResNet, input_shape: tuple[int, ...], num_classes: int) -> EarlyExitNetwork:
     """The network, from PyTorch's current random state, for inputs of (C, H, W)."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
-        raise ValueError(f"early-exit-resnet takes (C, H, W) images from 8x8 up, got {input_shape}")
+    check_images(spec.family, input_shape)
     stages: list[nn.Module] = []
     heads: list[nn.Module] = []
     pending: list[nn.Module] = [_stem(input_shape[0], spec.width, spec.stem_stride)]
     size = -(-min(input_shape[1:]) // spec.stem_stride)
-    for number, (block, channels, stride) in enumerate(_blocks(spec), start=1):
-        pending.append(block)
+    before = spec.width
+    for number, (channels, stride) in enumerate(spec.block_shapes(), start=1):
+        pending.append(BasicBlock(before, channels, stride))
+        before = channels
         size = -(-size // stride)
         if number in spec.exit_blocks:
             stages.append(nn.Sequential(*pending))
@@ -38,15 +37,10 @@ def build(spec: EarlyExitResNet, input_shape: tuple[int, ...], num_classes: int)
     return network
 
 
-def _blocks(spec: EarlyExitResNet) -> Iterator[tuple[nn.Module, int, int]]:
-    """Each block with its output channels and its stride."""
-    channels = spec.width
-    for stage, (count, stage_stride) in enumerate(zip(spec.blocks, spec.strides, strict=True)):
-        for index in range(count):
-            stride = stage_stride if index == 0 else 1
-            out_channels = spec.width * 2**stage
-            yield BasicBlock(channels, out_channels, stride), out_channels, stride
-            channels = out_channels
+def check_images(family: str, input_shape: tuple[int, ...]) -> None:
+    """Refuse what is no image, or too small for the strides."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
+        raise ValueError(f"{family} takes (C, H, W) images from 8x8 up, got {input_shape}")
 
 
 class BasicBlock(nn.Module):
@@ -87,9 +81,13 @@ def _stem(in_channels: int, width: int, stride: int) -> nn.Module:
     return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
 
 
+def head_cells(kind: str, size: int) -> int:
+    """`gap`: global average pooling, to one cell. `grid`: pool to 4x4, less where the features are smaller."""
+    return 1 if kind == "gap" else min(GRID, size)
+
+
 def _head(kind: str, channels: int, size: int, num_classes: int) -> nn.Module:
-    """`gap`: global average pooling, linear. `grid`: pool to 4x4 (less where the features are smaller), linear."""
-    cells = 1 if kind == "gap" else min(GRID, size)
+    cells = head_cells(kind, size)
     return nn.Sequential(nn.AdaptiveAvgPool2d(cells), nn.Flatten(), nn.Linear(channels * cells**2, num_classes))
 
 

@@ -37,7 +37,8 @@ class NestedModel(nn.Module, ABC):
     def submodel(self, *exits: int) -> nn.Module:
         """A module of its own with just the covered slices, under their names.
 
-        Called, it gives a tuple of (B, C) logits: of each of `exits`, which rise.
+        Called with inputs, it gives a tuple of (B, C) logits: of each of `exits`, which rise. Called with inputs and
+        some of its exits, it computes and gives those alone.
         """
 
 
@@ -85,12 +86,13 @@ class _Prefix(nn.Module):
         self.stages = nn.ModuleDict({str(stage): network.stages[str(stage)] for stage in range(1, max(exits) + 1)})
         self.heads = nn.ModuleDict({str(exit): network.heads[str(exit)] for exit in exits})
 
-    def forward(self, features: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, features: Tensor, *exits: int) -> tuple[Tensor, ...]:
+        wanted = [str(exit) for exit in exits] or list(self.heads)
         logits = []
-        for exit, stage in self.stages.items():
-            features = stage(features)
-            if exit in self.heads:
-                logits.append(self.heads[exit](features))
+        for stage in range(1, int(wanted[-1]) + 1):
+            features = self.stages[str(stage)](features)
+            if str(stage) in wanted:
+                logits.append(self.heads[str(stage)](features))
         return tuple(logits)
 
 

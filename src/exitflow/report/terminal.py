@@ -38,11 +38,20 @@ def print_figures(figures: TableFigures, datasets: Sequence[str]) -> None:
     """A table of the paper: what was measured, and in brackets what the paper reports."""
     table = figures.table
     for dataset in (name for name in table.datasets if name in datasets):
+        columns = ["", *table.settings]
         rows = [
             [row.label, *(_cell(figures, dataset, row.label, each) for each in table.settings)] for row in table.rows
         ]
+        if table.shows_costs:
+            columns += ["bytes sent", "multiply-adds"]
+            rows = [[*row, *_costs(figures, dataset, row[0])] for row in rows]
         title = f"{table.title}, {dataset}: accuracy as served in %, seeds {_numbers(figures.seeds)}"
-        print_table(f"{title} (the paper's)", ["", *table.settings], rows)
+        print_table(f"{title} (the paper's)" if table.published else title, columns, rows)
+
+
+def _costs(figures: TableFigures, dataset: str, label: str) -> list[str]:
+    found = figures.costs(dataset, label)
+    return [amount(found.bytes_sent), amount(found.multiply_adds)] if found else ["-", "-"]
 
 
 def _cell(figures: TableFigures, dataset: str, label: str, setting: str) -> str:
@@ -78,6 +87,16 @@ def percent(fraction: float | None) -> str:
 def spread(mean: float, std: float | None) -> str:
     """Percentages as 83.1 ± 0.4."""
     return percent(mean) if std is None else f"{percent(mean)} ± {percent(std)}"
+
+
+def amount(value: float | None) -> str:
+    """12,345,678 as 12.3 M; a dash where nothing is known."""
+    if value is None:
+        return "-"
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
 
 
 def rate(requests_per_second: float) -> str:

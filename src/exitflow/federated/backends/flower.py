@@ -158,7 +158,9 @@ def check_figures(update: Update) -> None:
         value = getattr(update, name)
         if type(value) is not int or not 0 < value < 2**40:
             raise ValueError(f"{name} is {value!r}")
-    if len(update.losses) != len(update.task.exits) or not all(isinstance(loss, float) for loss in update.losses):
+    if len(update.losses) != len(update.task.exits) or not all(
+        loss is None or isinstance(loss, float) for loss in update.losses
+    ):
         raise ValueError(f"losses are {update.losses!r}")
 
 

@@ -1,0 +1,89 @@
+"""`python -m benchmarks.serving_client KIND ADDRESS CONCURRENCY SECONDS`: drives a server, prints figures as JSON.
+
+KIND is grpc (the Open Inference Protocol) or http (base64 in JSON to /predict). The client is the same for all servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from itertools import cycle
+
+import numpy as np
+
+from exitflow.serving.server import event_loop_factory
+
+INPUT_SHAPE = (3, 32, 32)
+Call = Callable[[], Awaitable[object]]
+
+
+def _samples(count: int = 256) -> list[bytes]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, size=INPUT_SHAPE, dtype=np.uint8).tobytes() for _ in range(count)]
+
+
+async def _drive(calls: list[Call], seconds: float) -> dict[str, float]:
+    latencies: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def work(call: Call) -> None:
+        while (started := time.perf_counter()) < end:
+            await call()
+            latencies.append(time.perf_counter() - started)
+
+    began = time.perf_counter()
+    await asyncio.gather(*map(work, calls))
+    elapsed = time.perf_counter() - began
+    p50, p99 = np.percentile(latencies, [50, 99])
+    return {"requests": len(latencies), "rate": len(latencies) / elapsed, "p50": float(p50), "p99": float(p99)}
+
+
+async def _grpc(address: str, concurrency: int, seconds: float) -> dict[str, float]:
+    import grpc.aio
+
+    from exitflow.serving.messages import SERVICE, ModelInferRequest
+
+    messages = []
+    for sample in _samples():
+        request = ModelInferRequest(model_name="bench", id="1")
+        request.inputs.add(name="input", datatype="UINT8", shape=[1, *INPUT_SHAPE])
+        request.raw_input_contents.append(sample)
+        messages.append(request.SerializeToString())
+    next_message = cycle(messages).__next__
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        return await _drive([lambda: call(next_message())] * concurrency, seconds)
+
+
+async def _http(address: str, concurrency: int, seconds: float) -> dict[str, float]:
+    """Keep-alive connections, one for each caller, and as little client as can be."""
+    host, _, port = address.rpartition(":")
+    bodies = [json.dumps({"image": base64.b64encode(sample).decode()}).encode() for sample in _samples()]
+    length = len(bodies[0])
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}"
+    next_message = cycle([head.encode() + b"\r\n\r\n" + body for body in bodies]).__next__
+    streams = [await asyncio.open_connection(host, int(port)) for _ in range(concurrency)]
+
+    def caller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:
+        async def call() -> object:
+            writer.write(next_message())
+            answer = await reader.readuntil(b"\r\n\r\n")
+            if not answer.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(answer.decode())
+            length = int(answer.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            return await reader.readexactly(length)
+
+        return call
+
+    return await _drive([caller(*stream) for stream in streams], seconds)
+
+
+if __name__ == "__main__":
+    kind, address, concurrency, seconds = sys.argv[1:]
+    work = {"grpc": _grpc, "http": _http}[kind](address, int(concurrency), float(seconds))
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        print(json.dumps(runner.run(work)))

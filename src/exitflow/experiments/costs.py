@@ -1,0 +1,22 @@
+"""What a training took, from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainingCosts:
+    """What a training took."""
+
+    bytes_sent: int  # over all links, down and up
+    multiply_adds: int | None  # of the nodes' forward passes; None where the records are older than that count
+
+    @staticmethod
+    def of(records: Sequence[Mapping[str, Any]]) -> TrainingCosts:
+        """From the records of the rounds."""
+        one_way = sum(sum(record["link_bytes"].values()) for record in records)
+        counts = [record.get("multiply_adds") for record in records]
+        return TrainingCosts(2 * one_way, None if None in counts else sum(count or 0 for count in counts))

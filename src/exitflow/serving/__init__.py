@@ -1,0 +1,1 @@
+"""The trained network on every node of the hierarchy: bundles, nodes, rate control, load. PyTorch only exports."""

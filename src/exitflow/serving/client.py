@@ -1,0 +1,97 @@
+"""Asking nodes, over gRPC: what `load`, `observe` and `reload` use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from exitflow.errors import ServingError
+from exitflow.serving.addresses import parse_address
+from exitflow.serving.grpc_server import OWN_SERVICE
+from exitflow.serving.links import CHANNEL_OPTIONS
+from exitflow.serving.messages import MESSAGES, SERVICE
+from exitflow.serving.security import Security
+
+T = TypeVar("T")
+
+TIMEOUT = 10.0  # seconds; of questions about a node, not of requests
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to reach nodes."""
+
+    security: Security = field(default_factory=Security)
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Made inside the event loop that uses it."""
+        credentials = self.security.channel_credentials()
+        if credentials:
+            return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token, where there is one."""
+        return (("authorization", f"Bearer {self.security.token}"),) if self.security.token else ()
+
+
+class NodeClient:
+    """Of one node."""
+
+    def __init__(self, address: str, access: Access) -> None:
+        parse_address(address, "ADDRESS")
+        self.address = address
+        self.channel = access.channel(address)
+        self._metadata = access.metadata
+        self.infer = self.channel.unary_unary(f"/{SERVICE}/ModelInfer")
+
+    async def __aenter__(self) -> NodeClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+
+    async def status(self) -> dict[str, Any]:
+        """What `exitflow.serving.description.status` says."""
+        found: dict[str, Any] = json.loads(await self._ask(f"/{OWN_SERVICE}/Status", b""))
+        return found
+
+    async def samples(self) -> bytes:
+        """The bundle's samples, as an .npz file."""
+        return await self._ask(f"/{OWN_SERVICE}/Samples", b"")
+
+    async def system(self) -> bytes:
+        """The bundle's system.toml."""
+        return await self._ask(f"/{OWN_SERVICE}/System", b"")
+
+    async def reload(self) -> dict[str, Any]:
+        """Load the bundle again; the status after it."""
+        model = (await self.status())["model"]
+        request = MESSAGES["RepositoryModelLoadRequest"](model_name=model)
+        await self._ask(f"/{SERVICE}/RepositoryModelLoad", request.SerializeToString(), timeout=6 * TIMEOUT)
+        return await self.status()
+
+    async def _ask(self, method: str, request: bytes, timeout: float = TIMEOUT) -> bytes:
+        try:
+            call = self.channel.unary_unary(method)
+            answer: bytes = await call(request, timeout=timeout, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise ServingError(f"{self.address}: {error.code().name}: {error.details()}") from None
+        return answer
+
+
+async def ask_each(addresses: Iterable[str], access: Access, question: Callable[[NodeClient], Awaitable[T]]) -> list[T]:
+    """The same of several nodes at once."""
+
+    async def ask(address: str) -> T:
+        async with NodeClient(address, access) as client:
+            return await question(client)
+
+    return await asyncio.gather(*map(ask, addresses))

@@ -1,0 +1,152 @@
+"""Asking parents: one of them, another if it fails, and the own answer if all do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from exitflow.serving.answers import FEATURES, INPUT, Answers, BadAnswerError
+from exitflow.serving.codecs import encode
+from exitflow.serving.counts import NodeCounts
+from exitflow.serving.jobs import Computed, Question
+from exitflow.serving.links import LinkError, ParentLink
+from exitflow.serving.messages import ModelInferRequest
+from exitflow.serving.rate_control import ForwardControl
+from exitflow.serving.spec import ServingSpec
+
+DEADLINE_MARGIN = 0.9  # of the time left is given to a parent; the rest is for answering locally after all
+LEAST_TIME = 0.004  # seconds: with less left, a parent is not asked
+AUDIT_SPARE = 0.6  # part of the burst that an audit leaves
+
+
+class Forwarder:
+    """Of one node. The own answer of every question is already in its job; a parent's overwrites it."""
+
+    def __init__(self, node: str, spec: ServingSpec, links: Mapping[str, ParentLink], counts: NodeCounts) -> None:
+        self._node, self._spec, self._links, self._counts = node, spec, links, counts
+        self._loop = asyncio.get_running_loop()
+        self._random = random.Random(node)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no parent is being asked."""
+        return not self._tasks
+
+    def open_parents(self) -> list[str]:
+        """Those that may be asked."""
+        return [name for name, link in self._links.items() if link.open]
+
+    def ask(self, parent: str, asked: Sequence[Question], computed: Computed, control: ForwardControl) -> None:
+        """In the background; `parent` has given tokens for all of `asked`, which are sent together."""
+        self._spawn(self._ask_until_answered(parent, asked, computed, control))
+
+    def maybe_audit(self, question: Question, computed: Computed, control: ForwardControl) -> None:
+        """Ask a parent about an answer that was sure, if chance will and a link has room to spare."""
+        if self._spec.control != "rate" or self._random.random() >= self._spec.audit_share:
+            return
+        parent = control.reserve(self.open_parents(), monotonic(), spare=AUDIT_SPARE)
+        if parent is not None:
+            own = int(computed.scores[question.batch_row].argmax())
+            self._spawn(self._audit(self._links[parent], question, computed, own))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask_until_answered(
+        self, parent: str, asked: Sequence[Question], computed: Computed, control: ForwardControl
+    ) -> None:
+        tried: set[str] = set()
+        target: str | None = parent
+        reason = ""
+        while target is not None:
+            tried.add(target)
+            try:
+                answers = await self._ask(self._links[target], asked, computed, self._timeout(asked))
+            except LinkError as failure:
+                reason = failure.reason
+                self._links[target].failed(failure, len(asked))
+                target = self._another(tried, asked, control)
+            else:
+                self._links[target].counts.answered += len(asked)
+                self._settle(asked, answers, reason)
+                return
+        self._settle(asked, None, reason)
+
+    def _timeout(self, asked: Sequence[Question]) -> float:
+        left = min(question.job.deadline for question in asked) - monotonic()
+        return min(self._spec.forward_timeout, max(left * DEADLINE_MARGIN - LEAST_TIME / 4, 0.001))
+
+    def _another(self, tried: set[str], asked: Sequence[Question], control: ForwardControl) -> str | None:
+        """A parent that was not tried and has a token for every sample; the limit is kept in trouble too."""
+        now = monotonic()
+        others = [name for name in self.open_parents() if name not in tried]
+        if not others or min(question.job.deadline for question in asked) - now < LEAST_TIME:
+            return None
+        found = control.reserve(others, now)
+        if found is None or any(control.reserve([found], now) is None for _ in asked[1:]):
+            return None
+        return found
+
+    async def _ask(self, link: ParentLink, asked: Sequence[Question], computed: Computed, timeout: float) -> Answers:
+        request = self._request(asked, computed)
+        link.counts.forwarded += len(asked)
+        response = await link.infer(request, timeout)
+        try:
+            answers = Answers.from_message(response, len(asked), computed.scores.shape[1])
+        except BadAnswerError as error:
+            raise LinkError("nonsense", str(error)) from None
+        link.succeeded()
+        return answers
+
+    def _request(self, asked: Sequence[Question], computed: Computed) -> Any:
+        loaded = asked[0].job.key
+        manifest = loaded.bundle.manifest
+        request = ModelInferRequest(model_name=manifest.name, model_version=loaded.bundle.hash)
+        request.parameters["exitflow_from"].string_param = self._node
+        if asked[0].job.sends_input:
+            inputs = np.stack([question.job.carry[question.row] for question in asked])
+            request.inputs.add(name=INPUT, datatype=manifest.input_datatype, shape=inputs.shape)
+            request.raw_input_contents.append(inputs.tobytes())
+            return request
+        assert computed.features is not None
+        features = computed.features[[question.batch_row for question in asked]]
+        request.inputs.add(name=FEATURES, datatype="FP32", shape=features.shape)
+        request.parameters["exit"].int64_param = loaded.engine.exit
+        request.parameters["codec"].string_param = self._spec.codec
+        request.parameters["compress"].bool_param = self._spec.compress
+        request.raw_input_contents.append(encode(features, self._spec.codec, compress=self._spec.compress))
+        return request
+
+    def _settle(self, asked: Sequence[Question], answers: Answers | None, reason: str) -> None:
+        """Each sample gets the parent's answer, or keeps its own; requests that wait for nothing more are done."""
+        for index, question in enumerate(asked):
+            job = question.job
+            if job.future.done():
+                continue
+            assert job.answers is not None
+            if answers is not None:
+                job.answers.overwrite(question.row, answers, index)
+            else:
+                self._counts.served += 1
+                self._counts.fallbacks[reason] += 1
+            job.pending -= 1
+            if not job.pending:
+                job.future.set_result(job.answers)
+
+    async def _audit(self, link: ParentLink, question: Question, computed: Computed, own: int) -> None:
+        link.counts.audited += 1
+        try:
+            answers = await self._ask(link, [question], computed, self._spec.forward_timeout)
+        except LinkError as failure:
+            link.failed(failure, 1)
+            return
+        self._counts.audited += 1
+        self._counts.agreed += int(answers.scores[0].argmax()) == own

@@ -1,0 +1,141 @@
+"""`exitflow load` from its arguments to a report: find or start the nodes, send, compare."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.live import Live
+from rich.table import Table
+
+from exitflow.config import decode_list
+from exitflow.errors import ConfigError, ServingError
+from exitflow.serving.addresses import is_loopback, parse_address
+from exitflow.serving.bundle import MANIFEST, Bundle, Samples, load_bundle
+from exitflow.serving.client import Access, NodeClient, ask_each
+from exitflow.serving.cluster import LocalCluster, running_tree
+from exitflow.serving.load import LoadGenerator, LoadPlan, scaled
+from exitflow.serving.load_report import LoadReport, report
+from exitflow.serving.security import Security
+from exitflow.topology.graph import Node, Topology
+from exitflow.topology.rates import serving_plan
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the command was told."""
+
+    targets: Sequence[str]  # a bundle, or addresses
+    total_rate: float | None = None
+    concurrency: int | None = None
+    duration: float = 10.0
+    drift: Any = None
+    seed: int = 0
+    remote: bool = False
+    settings: Sequence[str] = ()  # of a tree that is started for the load
+    token: str | None = None
+    certs: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.duration <= 86400:
+            raise ConfigError(f"must be above 0 seconds and at most a day, got {self.duration:g}", key="--duration")
+        if self.total_rate is not None and not 0 < self.total_rate <= 1e6:
+            raise ConfigError(f"must be above 0 requests/s, got {self.total_rate:g}", key="--rate")
+        if self.total_rate is not None and self.concurrency is not None:
+            raise ConfigError("give --rate or --concurrency, not both", key="load")
+
+
+def run_load(options: LoadOptions, *, show: Callable[[], Live] | None = None) -> LoadReport:
+    """Send and compare."""
+    access = Access(Security(options.certs, options.token))
+    with _nodes(options, access) as (addresses, topology, samples, status):
+        plan = LoadPlan(
+            addresses,
+            scaled(topology, options.total_rate),
+            samples,
+            status["model"],
+            confidence=status["confidence"],
+            duration=options.duration,
+            concurrency=options.concurrency,
+            drift=options.drift,
+            seed=options.seed,
+            access=access,
+        )
+        with show() if show else contextlib.nullcontext() as live:
+            shown = _shower(live, plan) if live is not None else None
+            return report(asyncio.run(LoadGenerator(plan).run(shown)))
+
+
+@contextlib.contextmanager
+def _nodes(
+    options: LoadOptions, access: Access
+) -> Iterator[tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]]:
+    """Where the nodes are and what they serve; those that were started for this are stopped again."""
+    first, *others = options.targets
+    if not Path(first).is_dir():
+        yield _of_addresses(options, access)
+        return
+    if not (Path(first) / MANIFEST).is_file() or others:
+        load_bundle(first)
+        raise ConfigError("give one BUNDLE, or ADDRESSES, not both", key="load")
+    bundle = load_bundle(first)
+    if tree := running_tree(bundle.path):
+        yield _of_bundle(bundle, {name: place.grpc for name, place in tree.items()}, access)
+        return
+    settings = [f"--set={text}" for text in options.settings]
+    with tempfile.TemporaryDirectory() as logs, LocalCluster(bundle, options=settings, logs=Path(logs)) as cluster:
+        yield _of_bundle(bundle, {name: place.grpc for name, place in cluster.places.items()}, access)
+
+
+def _of_bundle(
+    bundle: Bundle, addresses: Mapping[str, str], access: Access
+) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
+    (status,) = asyncio.run(ask_each([next(iter(addresses.values()))], access, NodeClient.status))
+    return addresses, bundle.topology, bundle.samples(), status
+
+
+def _of_addresses(
+    options: LoadOptions, access: Access
+) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
+    for address in options.targets:
+        host, _ = parse_address(address, "BUNDLE|ADDRESS")
+        if not is_loopback(host) and not options.remote:
+            raise ConfigError(f"{address} is not of this machine: give --remote to load it all the same", key="load")
+    statuses = asyncio.run(ask_each(options.targets, access, NodeClient.status))
+    if len({status["bundle"] for status in statuses}) > 1:
+        raise ServingError("the nodes serve different bundles; load nodes of one")
+    first = options.targets[:1]
+    (system,) = asyncio.run(ask_each(first, access, NodeClient.system))
+    (samples,) = asyncio.run(ask_each(first, access, NodeClient.samples))
+    topology = Topology(tuple(decode_list(Node, tomllib.loads(system.decode())["nodes"], "nodes")))
+    addresses = {status["node"]: address for status, address in zip(statuses, options.targets, strict=True)}
+    return addresses, topology, Samples.from_bytes(samples), statuses[0]
+
+
+def _shower(live: Live, plan: LoadPlan) -> Callable[[LoadGenerator, Mapping[str, Any], float], None]:
+    planned = serving_plan(plan.topology).nodes
+    previous: dict[str, Any] = {}
+
+    def show(generator: LoadGenerator, statuses: Mapping[str, Any], elapsed: float) -> None:
+        outcomes = generator.outcomes
+        title = f"{elapsed:.0f} of {plan.duration:g} s: {outcomes.sent:,} sent, {len(outcomes.rows):,} answered"
+        table = Table("node", "received/s", "served/s", "planned", "fallbacks", title=title)
+        for name, status in statuses.items():
+            old = previous.get(name, status)
+            seconds = max(status["time"] - old["time"], 1e-9)
+            received, served = (
+                f"{(status[key] - old[key]) / seconds if old is not status else 0:.1f}"
+                for key in ("received", "served")
+            )
+            fallbacks = str(sum(status["fallbacks"].values()))
+            table.add_row(name, received, served, f"{planned[name].serve_rate:.1f}", fallbacks)
+        previous.update(statuses)
+        live.update(table, refresh=True)
+
+    return show

@@ -1,0 +1,191 @@
+"""What a node forwards, so that no link ever carries more than its limit.
+
+Two parts. The threshold follows the traffic: it is the quantile of the recent confidences at which just as many
+requests fall below it as the links can take, and it leans towards keeping the buckets half full. Behind it every link
+has a token bucket, which is never exceeded: out of tokens, a request is answered locally, the surest first.
+
+Times are seconds of a monotonic clock, rates are requests/s, and a request is one sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from exitflow.evaluation.calibration import NodeCalibration
+from exitflow.routing import serves
+from exitflow.topology.graph import Link
+
+FloatArray = npt.NDArray[np.float64]
+
+ARRIVAL_MEMORY = 5.0  # seconds over which the arrival rate is averaged
+WINDOW = 1000  # recent confidences
+RETUNE_EVERY = 8  # requests
+FEEDBACK = 0.5  # 1/s: how fast a bucket that is too full or too empty is led back to half
+JITTER = 0.05  # seconds by which requests may bunch on their way without the receiver seeing more than was allowed
+
+
+class TokenBucket:
+    """At most `rate * t + burst` tokens in any t seconds. It starts empty, so that a restart grants nothing."""
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self.rate = rate
+        self.burst = max(burst - rate * JITTER, 1.0) if rate > 0 else 0.0
+        self._tokens = 0.0
+        self._updated = now
+
+    def tokens(self, now: float) -> float:
+        """How many there are."""
+        elapsed = max(now - self._updated, 0.0)
+        self._tokens = min(self._tokens + elapsed * self.rate, self.burst)
+        self._updated = max(now, self._updated)
+        return self._tokens
+
+    def take(self, now: float) -> bool:
+        """One of them, if there is one."""
+        if self.tokens(now) < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class ArrivalRate:
+    """An exponential average, begun at what was planned."""
+
+    def __init__(self, planned: float, now: float) -> None:
+        self.value = planned
+        self._updated = now
+
+    def add(self, count: int, now: float) -> None:
+        """`count` requests have come."""
+        elapsed = max(now - self._updated, 0.0)
+        self.value = self.value * math.exp(-elapsed / ARRIVAL_MEMORY) + count / ARRIVAL_MEMORY
+        self._updated = max(now, self._updated)
+
+
+class Recent:
+    """A ring of the last confidences, begun with those of the calibration."""
+
+    def __init__(self, begin: Sequence[float]) -> None:
+        self._ring = np.zeros(WINDOW)
+        self._count = 0
+        if begin:
+            self.add(np.asarray(begin, dtype=np.float64))
+
+    def add(self, values: FloatArray) -> None:
+        """The newest overwrite the oldest."""
+        places = (self._count + np.arange(len(values))) % WINDOW
+        self._ring[places] = values
+        self._count += len(values)
+
+    def quantile(self, fraction: float) -> float:
+        """Below it lies `fraction` of them."""
+        filled = self._ring[: min(self._count, WINDOW)]
+        if fraction >= 1 or not len(filled):
+            return math.inf
+        if fraction <= 0:
+            return -math.inf
+        place = min(int(fraction * len(filled)), len(filled) - 1)
+        return float(np.partition(filled, place)[place])
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where the samples of a batch go."""
+
+    parents: list[str | None]  # of each sample; None: answered here
+    out_of_tokens: int  # would have been forwarded, had a link had room
+
+
+class ForwardControl:
+    """Decides for one node."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        calibration: NodeCalibration,
+        *,
+        planned_rate: float,
+        burst_seconds: float,
+        now: float,
+        limited: bool = True,
+    ) -> None:
+        """Without `limited`, the calibrated threshold alone decides, and no link is protected."""
+        limits = {link.name: link.max_transfer_rate if limited else None for link in links}
+        self._buckets = {
+            name: None if limit is None else TokenBucket(limit, max(limit * burst_seconds, 1.0), now)
+            for name, limit in limits.items()
+        }
+        self._adapts = limited
+        self._arrivals = ArrivalRate(planned_rate, now)
+        self._recent = Recent(calibration.confidences)
+        self._since_tuned = 0
+        self._turn = 0
+        self.threshold = calibration.cut if links else -math.inf
+
+    @property
+    def arrival_rate(self) -> float:
+        """Of late, requests/s."""
+        return self._arrivals.value
+
+    def tokens(self, now: float) -> Mapping[str, float | None]:
+        """Of each link; None where it has no limit."""
+        return {name: bucket.tokens(now) if bucket else None for name, bucket in self._buckets.items()}
+
+    def route(self, confidences: FloatArray, open_parents: Sequence[str], now: float) -> Routing:
+        """The hardest first, each to a parent of `open_parents` that has room."""
+        count = len(confidences)
+        self._arrivals.add(count, now)
+        if not self._buckets:
+            return Routing([None] * count, 0)
+        if self._adapts:
+            self._recent.add(confidences)
+            self._since_tuned += count
+            if self._since_tuned >= RETUNE_EVERY:
+                self._since_tuned = 0
+                self._tune(open_parents, now)
+        parents: list[str | None] = [None] * count
+        refused = 0
+        if open_parents:
+            for row in _hardest_first(confidences, self.threshold):
+                parents[row] = self.reserve(open_parents, now)
+                refused += parents[row] is None
+        return Routing(parents, refused)
+
+    def reserve(self, candidates: Sequence[str], now: float, *, spare: float = 0.0) -> str | None:
+        """A parent that has room for one more, now taken; `spare` is the part of the burst that must be left."""
+        unlimited = [name for name in candidates if self._buckets[name] is None]
+        if unlimited:
+            self._turn += 1
+            return unlimited[self._turn % len(unlimited)]
+        buckets = [(name, bucket) for name in candidates if (bucket := self._buckets[name]) and bucket.rate > 0]
+        if not buckets:
+            return None
+        name, bucket = max(buckets, key=lambda entry: entry[1].tokens(now) / entry[1].rate)
+        if bucket.tokens(now) < spare * bucket.burst:
+            return None
+        return name if bucket.take(now) else None
+
+    def _tune(self, open_parents: Sequence[str], now: float) -> None:
+        buckets = [self._buckets[name] for name in open_parents]
+        if any(bucket is None for bucket in buckets):
+            self.threshold = math.inf
+            return
+        target = sum(
+            bucket.rate + FEEDBACK * (bucket.tokens(now) - bucket.burst / 2) for bucket in buckets if bucket is not None
+        )
+        rate = self._arrivals.value
+        self.threshold = self._recent.quantile(target / rate if rate > 0 else 1.0)
+
+
+def _hardest_first(confidences: FloatArray, threshold: float) -> Sequence[Any]:
+    """Rows that the threshold does not let the node answer."""
+    if len(confidences) == 1:
+        return () if confidences[0] >= threshold else (0,)
+    rows = np.flatnonzero(~serves(confidences, threshold))
+    return rows[np.argsort(confidences[rows], kind="stable")].tolist()  # type: ignore[no-any-return]

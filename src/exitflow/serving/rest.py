@@ -1,0 +1,398 @@
+"""The node over HTTP: the Open Inference Protocol v2 in JSON with binary tensors, health, metrics and status.
+
+A plain ASGI application on uvicorn. Every answer but metrics is JSON; a refusal is {"error": one sentence}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import re
+import socket
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+import numpy as np
+import uvicorn
+
+from exitflow.errors import ServingError
+from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
+from exitflow.serving.description import model_config, model_metadata, problems, server_metadata, statistics, status
+from exitflow.serving.grpc_server import as_refusal, check_token
+from exitflow.serving.links import MAX_MESSAGE
+from exitflow.serving.metrics import prometheus_text
+from exitflow.serving.node import Node
+from exitflow.serving.openapi import description
+from exitflow.serving.requests import Tensor, check_model, understand
+from exitflow.serving.security import CERTIFICATE, KEY, Security
+
+Code = grpc.StatusCode
+HTTP_STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.NOT_FOUND: 404,
+    Code.FAILED_PRECONDITION: 409,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.INTERNAL: 500,
+    Code.DEADLINE_EXCEEDED: 504,
+}
+BINARY_HEADER = "inference-header-content-length"
+_JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What came."""
+
+    headers: Mapping[str, str]
+    body: bytes
+    names: Sequence[str]  # from the path: the model and perhaps its version
+
+
+@dataclass(frozen=True)
+class Response:
+    """What goes back."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = _JSON
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value, allow_nan=False).encode(), status)
+
+
+class TooLargeError(Exception):
+    """The body is larger than a request may be."""
+
+
+class RestApp:
+    """Routes, as an ASGI application."""
+
+    def __init__(self, node: Node, *, token: str | None) -> None:
+        self._node, self._token = node, token
+        self._loop = asyncio.get_running_loop()
+        model = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
+        routes: list[tuple[str, str, Callable[[Request], Any]]] = [
+            ("GET", r"/healthz", lambda _: _json({"live": True})),
+            ("GET", r"/readyz", self._readyz),
+            ("GET", r"/metrics", self._metrics),
+            ("GET", r"/status", lambda _: _json(status(node))),
+            ("GET", r"/openapi.json", lambda _: _json(description(node))),
+            ("GET", r"/v2", lambda _: _json(server_metadata())),
+            ("GET", r"/v2/health/live", lambda _: _json({"live": True})),
+            ("GET", r"/v2/health/ready", lambda _: _json({"ready": True}, 503 if node.draining else 200)),
+            ("GET", model, lambda request: self._about(request, model_metadata)),
+            ("GET", model + "/ready", lambda request: self._about(request, lambda node: {"name": request.names[0]})),
+            ("GET", model + "/config", lambda request: self._about(request, model_config)),
+            ("GET", model + "/stats", lambda request: self._about(request, _statistics)),
+            ("POST", model + "/infer", self._infer),
+            ("POST", r"/v2/repository/index", self._index),
+            ("POST", r"/v2/repository/models/([^/]+)/load", self._reload),
+        ]
+        self._routes = [(method, re.compile(pattern), handler) for method, pattern, handler in routes]
+        self._open_paths = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/openapi.json")
+
+    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[..., Any]) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            response = await self._respond(scope["method"], scope["raw_path"].decode("latin-1"), headers, receive)
+        except TooLargeError:
+            response = _json({"error": f"a request has at most {MAX_MESSAGE} bytes"}, 413)
+        except Exception as error:
+            refusal = as_refusal(error, self._node)
+            response = _json({"error": str(refusal)}, HTTP_STATUS[refusal.code])
+        response = _compressed(response, headers.get("accept-encoding", ""))
+        sent = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
+        encoded = [(name.encode(), value.encode()) for name, value in (*sent, *response.headers)]
+        await send({"type": "http.response.start", "status": response.status, "headers": encoded})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+
+    async def _respond(self, method: str, path: str, headers: Mapping[str, str], receive: Any) -> Response:
+        found = [
+            (allowed, match, handler) for allowed, regex, handler in self._routes if (match := regex.fullmatch(path))
+        ]
+        if not found:
+            return _json({"error": f"there is nothing at {path[:200]}"}, 404)
+        for allowed, match, handler in found:
+            if method == allowed or (method == "HEAD" and allowed == "GET"):
+                if self._token is not None and path not in self._open_paths:
+                    check_token(headers.get("authorization", ""), self._token)
+                names = [unquote(name) for name in match.groups() if name is not None]
+                body = await _body(receive, headers) if method == "POST" else b""
+                response = handler(Request(headers, body, names))
+                return await response if asyncio.iscoroutine(response) else response  # type: ignore[no-any-return]
+        allow = ", ".join(allowed for allowed, _, _ in found)
+        return Response(json.dumps({"error": f"use {allow}"}).encode(), 405, headers=(("allow", allow),))
+
+    def _readyz(self, _: Request) -> Response:
+        ready, wrong = not self._node.draining, problems(self._node)
+        detail = {"ready": ready, "degraded": bool(wrong), "problems": wrong, "node": self._node.name}
+        return _json(detail, 200 if ready else 503)
+
+    def _metrics(self, _: Request) -> Response:
+        return Response(prometheus_text(self._node), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _about(self, request: Request, describe: Callable[[Node], Any]) -> Response:
+        check_model(self._node, request.names[0], _version(request))
+        return _json(describe(self._node))
+
+    def _index(self, _: Request) -> Response:
+        bundle = self._node.current.bundle
+        return _json([{"name": bundle.manifest.name, "version": bundle.version, "state": "READY"}])
+
+    async def _reload(self, request: Request) -> Response:
+        check_model(self._node, request.names[0], "")
+        bundle = await self._node.reload()
+        return _json({"name": bundle.manifest.name, "version": bundle.version})
+
+    async def _infer(self, request: Request) -> Response:
+        document, binary = _split_body(request)
+        tensor, outputs, parameters = _understand_json(document, binary)
+        wanted = understand(
+            self._node,
+            (request.names[0], _version(request)),
+            tensor,
+            [output["name"] for output in outputs],
+            parameters,
+            may_forward=False,
+        )
+        deadline = monotonic() + wanted.timeout
+        answers = await self._node.infer(wanted.loaded, wanted.carry, deadline=deadline)
+        bundle = wanted.loaded.bundle
+        head = {"model_name": bundle.manifest.name, "model_version": bundle.version}
+        if "id" in document:
+            head["id"] = document["id"]
+        return _write_answers(head, answers, outputs, all_binary=bool(parameters.get("binary_data_output", False)))
+
+
+def _version(request: Request) -> str:
+    return request.names[1] if len(request.names) > 1 else ""
+
+
+def _statistics(node: Node) -> dict[str, Any]:
+    return {"model_stats": [statistics(node)]}
+
+
+async def _body(receive: Any, headers: Mapping[str, str]) -> bytes:
+    chunks, size = [], 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise BadRequestError("the connection ended before the request did")
+        chunks.append(event.get("body", b""))
+        size += len(chunks[-1])
+        if size > MAX_MESSAGE:
+            raise TooLargeError
+        if not event.get("more_body"):
+            break
+    return _decompressed(b"".join(chunks), headers.get("content-encoding", "identity"))
+
+
+def _decompressed(body: bytes, encoding: str) -> bytes:
+    if encoding == "identity":
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise BadRequestError(f"content-encoding must be gzip or deflate, got {encoding[:40]!r}")
+    inflater = zlib.decompressobj(31 if encoding == "gzip" else 15)
+    try:
+        plain = inflater.decompress(body, MAX_MESSAGE + 1)
+    except zlib.error as error:
+        raise BadRequestError(f"the body is not valid {encoding}: {error}") from None
+    if len(plain) > MAX_MESSAGE:
+        raise TooLargeError
+    return plain
+
+
+def _compressed(response: Response, accepted: str) -> Response:
+    """Only for who asks for nothing else: small answers do not gain by it."""
+    encoding = accepted.strip().lower()
+    if encoding not in ("gzip", "deflate"):
+        return response
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31 if encoding == "gzip" else 15)
+    body = packer.compress(response.body) + packer.flush()
+    return Response(body, response.status, response.content_type, (*response.headers, ("content-encoding", encoding)))
+
+
+def _split_body(request: Request) -> tuple[dict[str, Any], bytes]:
+    """(JSON, what follows it): the binary tensor extension says how long the JSON is."""
+    body, length = request.body, request.headers.get(BINARY_HEADER)
+    binary = b""
+    if length is not None:
+        if not length.isdecimal() or int(length) > len(body):
+            raise BadRequestError(
+                f"{BINARY_HEADER} must be at most the {len(body)} bytes of the body, got {length[:40]!r}"
+            )
+        body, binary = body[: int(length)], body[int(length) :]
+    try:
+        document = json.loads(body, parse_constant=_no_constants)
+    except (ValueError, RecursionError):
+        raise BadRequestError("the body is not valid JSON") from None
+    if not isinstance(document, dict):
+        raise BadRequestError("the body must be a JSON object with 'inputs'")
+    return document, binary
+
+
+def _no_constants(name: str) -> float:
+    raise ValueError(name)
+
+
+def _understand_json(
+    document: Mapping[str, Any], binary: bytes
+) -> tuple[Tensor, list[dict[str, Any]], Mapping[str, Any]]:
+    inputs = document.get("inputs")
+    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
+        raise BadRequestError(f"'inputs' must be a list of one tensor, named {INPUT!r}")
+    if not isinstance(document.get("id", ""), str):
+        raise BadRequestError("'id' must be a string")
+    given = inputs[0]
+    name, datatype, shape = given.get("name"), given.get("datatype"), given.get("shape")
+    if not isinstance(name, str) or not isinstance(datatype, str):
+        raise BadRequestError("a tensor needs a 'name' and a 'datatype'")
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
+        raise BadRequestError("'shape' must be a list of whole numbers")
+    parameters = _object(given, "parameters")
+    if "binary_data_size" in parameters:
+        size = parameters["binary_data_size"]
+        if size != len(binary) or type(size) is not int:
+            raise BadRequestError(f"binary_data_size is {size!r}, but {len(binary)} bytes follow the JSON")
+        data: Any = binary
+    else:
+        data = list(_flat(given.get("data"), math.prod(shape)))
+    outputs = document.get("outputs", [])
+    named = isinstance(outputs, list) and all(
+        isinstance(output, dict) and isinstance(output.get("name"), str) for output in outputs
+    )
+    if not named:
+        raise BadRequestError("'outputs' must be a list of tensors with a 'name'")
+    for output in outputs:
+        _flag(_object(output, "parameters"), "binary_data")
+    _flag(_object(document, "parameters"), "binary_data_output")
+    return Tensor(name, datatype, shape, data), outputs, _object(document, "parameters")
+
+
+def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = holder.get(key, {})
+    if not isinstance(value, dict):
+        raise BadRequestError(f"{key!r} must be a JSON object")
+    return value
+
+
+def _flag(holder: Mapping[str, Any], key: str) -> None:
+    if not isinstance(holder.get(key, False), bool):
+        raise BadRequestError(f"{key!r} must be true or false")
+
+
+def _flat(data: Any, most: int) -> Iterator[float]:
+    """Numbers of a list, nested or not, without recursion."""
+    if not isinstance(data, list):
+        raise BadRequestError("'data' must be a list of numbers")
+    stack, count = [iter(data)], 0
+    while stack:
+        for item in stack[-1]:
+            if isinstance(item, list):
+                stack.append(iter(item))
+                break
+            if type(item) not in (int, float):
+                raise BadRequestError("'data' must be a list of numbers")
+            count += 1
+            if count > most:
+                raise BadRequestError(f"'data' holds more than the {most} numbers of its shape")
+            yield item
+        else:
+            stack.pop()
+
+
+def _write_answers(
+    head: dict[str, Any], answers: Answers, outputs: Sequence[Mapping[str, Any]], *, all_binary: bool
+) -> Response:
+    binary = dict.fromkeys(OUTPUTS, all_binary)
+    for output in outputs:
+        binary[output["name"]] = bool(output.get("parameters", {}).get("binary_data", all_binary))
+    written, raw = [], []
+    for name in [output["name"] for output in outputs] or OUTPUTS:
+        shape = output_shape(name, *answers.scores.shape)
+        tensor: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": shape}
+        if binary[name]:
+            data = answers.raw(name)
+            tensor["parameters"] = {"binary_data_size": len(data)}
+            raw.append(data)
+        else:
+            tensor["data"] = _plain(answers, name)
+        written.append(tensor)
+    text = json.dumps({**head, "outputs": written}).encode()
+    if not raw:
+        return Response(text)
+    return Response(
+        text + b"".join(raw),
+        content_type="application/octet-stream",
+        headers=(("Inference-Header-Content-Length", str(len(text))),),
+    )
+
+
+def _plain(answers: Answers, name: str) -> list[Any]:
+    if name == "node":
+        return answers.nodes
+    values = {"scores": answers.scores, "exit": answers.exits, "confidence": answers.confidences}[name]
+    found: list[Any] = np.asarray(values).reshape(-1).tolist()
+    return found
+
+
+class RestServer:
+    """uvicorn inside the node's event loop; signals are the node's business."""
+
+    def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        self.port: int = listening.getsockname()[1]
+        self._server = server
+        self._task = asyncio.create_task(server.serve(sockets=[listening]))
+
+    async def close(self) -> None:
+        """After what is under way."""
+        self._server.should_exit = True
+        await self._task
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The node has handlers of its own."""
+        yield
+
+
+async def start_rest(node: Node, host: str, port: int, security: Security) -> RestServer:
+    """Listening when it returns."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host.strip("[]"), port))
+    except OSError as error:
+        listening.close()
+        raise ServingError(f"--http: cannot listen on {host}:{port}: {error.strerror}") from None
+    config = uvicorn.Config(
+        RestApp(node, token=security.token),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        limit_concurrency=4 * node.spec.queue_size,
+        log_level="warning",
+        ssl_certfile=security.path(CERTIFICATE),
+        ssl_keyfile=security.path(KEY),
+    )
+    return RestServer(_Server(config), listening)

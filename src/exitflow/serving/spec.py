@@ -1,0 +1,51 @@
+"""How a node serves: what `exitflow serve --set KEY=VALUE` may change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from exitflow.config import assign, decode, parse_assignment, require
+
+CodecName = Literal["fp32", "fp16", "u8", "u4"]
+ForwardWhat = Literal["auto", "feature", "input"]
+
+
+@dataclass(frozen=True)
+class ServingSpec:
+    """Of one node; the defaults hold for all."""
+
+    control: Literal["rate", "threshold"] = "rate"  # threshold: the calibrated cut alone, no limit is kept
+    forward: ForwardWhat = "auto"  # what goes to the parent
+    codec: CodecName = "fp32"  # of features on their way
+    compress: bool = False  # with zlib, on top of the codec
+    link_megabits: float = 100.0  # per second; what `auto` reckons with
+    burst_seconds: float = 1.0  # of the link's limit, that may go at once
+    max_batch: int = 32  # samples computed together
+    max_wait_ms: float = 2.0  # under load, for a batch to fill; alone, nothing waits
+    queue_size: int = 256  # samples waiting; more are rejected at once
+    forward_timeout: float = 1.0  # seconds until the local answer is given instead
+    audit_share: float = 0.01  # of the confident answers, forwarded as well when the link has room
+    threads: int = 1  # of the engine
+
+    def __post_init__(self) -> None:
+        for name in ("link_megabits", "forward_timeout"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, name, f"must be above 0, got {value}")
+        for name in ("burst_seconds", "max_wait_ms"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value >= 0, name, f"must be 0 or more, got {value}")
+        for name in ("max_batch", "queue_size", "threads"):
+            require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
+        require(0 <= self.audit_share <= 1, "audit_share", f"must be between 0 and 1, got {self.audit_share}")
+
+
+def serving_spec(overrides: Sequence[str] = ()) -> ServingSpec:
+    """The defaults, changed by texts such as "codec=u8"."""
+    table: dict[str, Any] = {}
+    for text in overrides:
+        path, value = parse_assignment(text)
+        assign(table, path, value)
+    return decode(ServingSpec, table)

@@ -1,0 +1,159 @@
+"""The peers on one bench: what each of them makes of a system, and that nothing else changes."""
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from exitflow.errors import ConfigError
+from exitflow.evaluation.accuracy import evaluate_plan
+from exitflow.experiments.assembly import Assembly
+from exitflow.experiments.comparison import compare
+from exitflow.experiments.methods import METHODS, apply_method, serving_setting
+from exitflow.experiments.runs import evaluate
+from exitflow.experiments.system import System, decode_system, load_system
+from exitflow.experiments.tables import TABLES, distinct_trainings
+from exitflow.experiments.training import train
+from exitflow.federated.sampling import sample_tasks
+from exitflow.models.specs import DepthWidthResNet, SlimResNet
+from exitflow.topology.graph import Node, Topology
+from tests.small import image_dataset, tiny_system
+
+DATA = image_dataset(96)
+BASE = tiny_system("training.rounds=2", "model.width=3")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_leaves_equal_what_has_to_be_equal(name):
+    system = apply_method(name, BASE)
+    assert decode_system(tomllib.loads(system.to_toml())) == system
+    kept = ("rounds", "local_steps", "batch_size", "learning_rate", "momentum", "weight_decay", "seed")
+    assert [getattr(system.training, key) for key in kept] == [getattr(BASE.training, key) for key in kept]
+    assert [node.name for node in system.topology.nodes] == [node.name for node in BASE.topology.nodes]
+    assert system.data.name == BASE.data.name
+    if name != "branchynet":  # which has all data in one place
+        assert Assembly(system, DATA).samples == Assembly(BASE, DATA).samples
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_exit_costs_more_than_in_the_system_itself(name):
+    budget = [cost.multiply_adds for cost in Assembly(load_system("paper-7:80-15-5"), DATA).costs]
+    system = apply_method(name, load_system("paper-7:80-15-5"))
+    costs = [cost.multiply_adds for cost in Assembly(system, DATA).costs]
+    exits = system.model.exits if name == "local-only" else (1, 2, 3)
+    for exit, cost in zip(exits, costs, strict=True):
+        assert cost <= budget[exit - 1] * 1.02, (exit, cost, budget)
+
+
+def test_what_each_peer_trains():
+    trained = {name: apply_method(name, BASE).training for name in METHODS}
+    assert trained["fjord"].local_exits == trained["fjord-kd"].local_exits == "each-step"
+    assert trained["heterofl"].server_step == trained["depthfl"].server_step == "node-mean"
+    assert trained["fedprox"].proximal_weight > trained["fedavg"].proximal_weight == 0
+    assert trained["scalefl"].weighting == "linear-depth"
+    families = {name: apply_method(name, BASE).model.family for name in METHODS}
+    assert families["fjord"] == families["heterofl"] == "slim-resnet"
+    assert apply_method("heterofl", BASE).model.scaler
+    assert families["scalefl"] == "depth-width"
+    assert families["fedavg"] == families["fedprox"] == "common"
+
+
+def test_the_proximal_term_of_the_system_stays_with_every_method():
+    held = tiny_system("training.proximal_weight=0.3")
+    assert {apply_method(name, held).training.proximal_weight for name in METHODS} == {0.3}
+
+
+def test_a_family_that_fits_already_is_kept():
+    slim = replace(BASE, model=SlimResNet(width=4, widths=(0.2, 0.4, 1.0)))
+    assert apply_method("fjord", slim).model == slim.model
+    both = replace(BASE, model=DepthWidthResNet(width=4))
+    assert apply_method("scalefl", both).model == both.model
+    with pytest.raises(ConfigError, match=r"method 'fjord': needs model family 'slim-resnet', .* got 'depth-width'"):
+        apply_method("fjord", both)
+
+
+def test_local_only_is_every_node_on_its_own(tmp_path):
+    """Against training each node's network round by round, with no server in between."""
+    system = apply_method("local-only", BASE)
+    run = train(system, tmp_path / "run", dataset=DATA)
+    assembly = Assembly(system, DATA)
+    trainer, state = assembly.trainer(tmp_path / "unused"), run.state()
+    base = Assembly(BASE, DATA).trainer(tmp_path / "unused")
+    assert all(torch.equal(trainer.data.indices[node], base.data.indices[node]) for node in base.data.indices)
+    for node in system.topology.nodes:
+        own = assembly.initial_state()
+        for round in (1, 2):
+            tasks = sample_tasks([node.name], np.eye(7)[[node.exit - 1]], round=round, seed=system.training.seed)
+            update = trainer.train(own, tasks[0])
+            params = {
+                name: value + update.delta[name] if name in update.delta else value
+                for name, value in own.params.items()
+            }
+            own = replace(own, round=round, params=params, buffers={**own.buffers, **update.buffers})
+        for name in assembly.model.coverage(node.exit):
+            torch.testing.assert_close(state.tensors[name], own.tensors[name], rtol=1e-5, atol=1e-6)
+    assert run.costs.bytes_sent == 0
+
+
+def test_a_separate_system_is_served_by_layers(tmp_path):
+    run = train(apply_method("local-only", BASE), tmp_path / "run", dataset=DATA)
+    found = evaluate(run, serving="20-30-50", dataset=DATA)
+    rates = {name: served.rate for name, served in found.nodes.items()}
+    assert sum(rate for name, rate in rates.items() if name.startswith("device")) == pytest.approx(20)
+    assert sum(rate for name, rate in rates.items() if name.startswith("edge")) == pytest.approx(30)
+    assert rates["cloud-0"] == pytest.approx(50)
+
+
+def test_the_two_ends_are_what_one_exit_answers_alone(tmp_path):
+    for name, exit in (("all-local", 0), ("all-cloud", 2)):
+        run = train(apply_method(name, BASE), tmp_path / name, dataset=DATA)
+        outputs = run.outputs(DATA)
+        found = evaluate_plan(outputs, run.system.topology)
+        assert found.accuracy == pytest.approx(outputs.exit_accuracy[exit])
+    assert serving_setting("all-local", "80-15-5") == "100-0-0"
+    assert serving_setting("all-cloud", "80-15-5") == "0-0-100"
+    assert serving_setting("fjord", "80-15-5") == "80-15-5"
+
+
+def test_branchynet_needs_one_place():
+    assert apply_method("branchynet", BASE).data.layer_shares == (0.0, 0.0, 1.0)
+    pair = System("pair", Topology((Node("a", 1, 1.0), Node("b", 1, 1.0))))
+    with pytest.raises(ConfigError, match="method 'branchynet': trains in one place, but 2 nodes stand at the deepest"):
+        apply_method("branchynet", pair)
+
+
+def test_a_comparison_tells_accuracy_and_costs(tmp_path):
+    methods = ["exitflow", "fjord", "local-only"]
+    result = compare(BASE, ["equal-weight"], [1], methods=methods, out=tmp_path, dataset=DATA)
+    assert list(result.evaluations) == ["equal-weight", *methods]
+    assert [len(result.exit_accuracy(name)) for name in result.evaluations] == [3, 3, 3, 3]
+    assert result.bytes_sent("local-only") == 0 < result.bytes_sent("exitflow")
+    found = result.to_json()
+    assert set(found["methods"]) == set(methods)
+    assert set(found["weightings"]) == {"equal-weight"}
+    own = evaluate(tmp_path / "local-only-seed-1", dataset=DATA).exit_accuracy
+    assert result.exit_accuracy("local-only")[0].mean == pytest.approx(np.mean(own[:4]))
+
+
+def test_costs_by_hand(tmp_path):
+    """FedAvg: every node gets and returns exit 1 each round, and computes it for every sample of its batches."""
+    run = train(apply_method("fedavg", BASE), tmp_path / "run", dataset=DATA)
+    assembly = Assembly(run.system, DATA)
+    size = sum(tensor.numel() * 4 for tensor in assembly.initial_state().tensors.values())
+    hops = 4 * 2 + 2 * 1  # devices are two links from the cloud, edge servers one
+    assert run.costs.bytes_sent == 2 * 2 * hops * size
+    batches = sum(min(8, samples) for samples in assembly.samples.values())
+    assert run.costs.multiply_adds == 2 * 2 * batches * assembly.costs[0].multiply_adds
+
+
+def test_the_table_of_peers_holds_every_method_and_trains_what_ignores_the_setting_once():
+    jobs = distinct_trainings([TABLES["peers"]], [9], "small", ["cifar10"])
+    names = [job.name for job in jobs]
+    assert len(names) == len(set(names)) == 2 * 3 + len(METHODS) - 2
+    others = {job.name for job in distinct_trainings([TABLES["table1"], TABLES["ours"]], [9], "small", ["cifar10"])}
+    assert len(set(names) & others) == 6  # auto and serving-rate
+    served = {job.method: job.served_as["80-15-5"] for job in jobs}
+    assert served["all-cloud"] == "0-0-100"
+    assert served["fjord"] == "80-15-5"

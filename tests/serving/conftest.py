@@ -1,0 +1,20 @@
+"""A bundle and a running tree, shared where tests do not change them."""
+
+import pytest
+
+from exitflow.serving.cluster import LocalCluster
+from tests.serving.small import make_bundle
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory):
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "small")
+
+
+@pytest.fixture(scope="session")
+def tree(bundle, tmp_path_factory):
+    """All seven nodes, without limits: the calibrated thresholds decide."""
+    logs = tmp_path_factory.mktemp("logs")
+    options = ["--set=control=threshold", "--set=forward=feature", "--set=forward_timeout=30"]
+    with LocalCluster(bundle, options=options, logs=logs) as cluster:
+        yield cluster

@@ -1,0 +1,98 @@
+"""A node and parents of all kinds, in the event loop of a test."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, closing
+from http import client
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from exitflow.serving.answers import Answers
+from exitflow.serving.grpc_server import start_grpc
+from exitflow.serving.messages import MESSAGES, SERVICE, ModelInferRequest, ModelInferResponse
+from exitflow.serving.node import Node
+from exitflow.serving.spec import ServingSpec
+
+
+@asynccontextmanager
+async def running(bundle, name, parents=None, *, spec=None, token=None):
+    """(node, address)."""
+    node = Node(bundle, name, spec or ServingSpec(), parents or {})
+    server, port = await start_grpc(node, "127.0.0.1:0", credentials=None, token=token)
+    try:
+        yield node, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+        await node.close()
+
+
+class FakeParent:
+    """Answers what it is told to; remembers what came."""
+
+    def __init__(self, num_classes, *, behaviour="answer", delay=0.0):
+        self.num_classes, self.behaviour, self.delay = num_classes, behaviour, delay
+        self.received = []  # (seconds, samples)
+        self.requests = []
+        self.probes = 0
+
+    async def infer(self, request, context):
+        count = request.inputs[0].shape[0]
+        self.received.append((asyncio.get_running_loop().time(), count))
+        self.requests.append(request)
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        match self.behaviour:
+            case "answer":
+                scores = np.zeros((count, self.num_classes), dtype=np.float32)
+                scores[:, 0] = 1
+                answers = Answers(scores, np.full(count, 9, np.int32), ["parent"] * count, np.ones(count, np.float32))
+                return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
+            case "nan":
+                scores = np.full((count, self.num_classes), np.nan, dtype=np.float32)
+                answers = Answers(scores, np.full(count, 9, np.int32), ["parent"] * count, np.ones(count, np.float32))
+                return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
+            case "empty":
+                return ModelInferResponse()
+            case code:
+                return await context.abort(getattr(grpc.StatusCode, code), "told to")
+
+    async def ready(self, request, context):
+        self.probes += 1
+        return MESSAGES["ModelReadyResponse"](ready=True)
+
+
+@asynccontextmanager
+async def fake_parent(parent: FakeParent, port: int = 0):
+    """Its address."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    handlers = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(
+            parent.infer,
+            request_deserializer=ModelInferRequest.FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        ),
+        "ModelReady": grpc.unary_unary_rpc_method_handler(
+            parent.ready,
+            request_deserializer=MESSAGES["ModelReadyRequest"].FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+def http(place, method, path, body=None, headers=None, context=None):
+    """(status, headers, text)."""
+    connection = client.HTTPSConnection(place, context=context) if context else client.HTTPConnection(place)
+    with closing(connection):
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read().decode("utf-8", "replace")

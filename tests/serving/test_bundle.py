@@ -1,0 +1,103 @@
+"""A bundle is whole or it is refused, with the file and what is wrong in one sentence."""
+
+import json
+import shutil
+
+import pytest
+
+from exitflow.errors import BundleError, ConfigError
+from exitflow.serving.assembly import check_place
+from exitflow.serving.bundle import load_bundle
+from tests.serving.small import make_bundle
+
+
+@pytest.fixture
+def copy(bundle, tmp_path):
+    shutil.copytree(bundle.path, tmp_path / "b")
+    return tmp_path / "b"
+
+
+def test_the_same_parts_give_the_same_hash(bundle, tmp_path):
+    again = make_bundle(tmp_path / "again")
+    assert again.hash == bundle.hash
+    assert make_bundle(tmp_path / "other", seed=1).hash != bundle.hash
+
+
+def test_a_node_reads_only_the_segments_that_it_runs(bundle):
+    assert len(load_bundle(bundle.path).segments) == 3
+    assert len(load_bundle(bundle.path, max_exit=1).segments) == 1
+
+
+@pytest.mark.parametrize("file", ["segment-1.onnx", "segment-3.onnx", "system.toml"])
+def test_a_changed_file_is_refused(copy, file):
+    data = bytearray((copy / file).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / file).write_bytes(bytes(data))
+    with pytest.raises(BundleError, match=rf"{file}: has SHA-256 [0-9a-f]+..., the manifest says [0-9a-f]+"):
+        load_bundle(copy)
+
+
+def test_changed_samples_are_refused_when_they_are_read(copy):
+    (copy / "samples.npz").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"samples.npz: has SHA-256"):
+        load_bundle(copy).samples()
+
+
+def test_a_missing_file_is_named(copy):
+    (copy / "segment-2.onnx").unlink()
+    with pytest.raises(BundleError, match=r"segment-2.onnx: no such file"):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"format": 2}, "is a bundle of format 2, this exitflow reads 1"),
+        ({"num_classes": "ten"}, "num_classes: expected a whole number, got 'ten'"),
+        ({"surprise": 1}, "surprise: unknown key"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(copy, change, sentence):
+    manifest = json.loads((copy / "manifest.json").read_text()) | change
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=sentence):
+        load_bundle(copy)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(copy):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["segments"][0]["file"] = "../secret"
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"names '../secret', which is no file of a bundle"):
+        load_bundle(copy)
+
+
+def test_what_is_no_bundle_is_said_to_be_none(tmp_path):
+    with pytest.raises(BundleError, match="is not a bundle; make one with: exitflow export"):
+        load_bundle(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(BundleError, match="is not valid JSON"):
+        load_bundle(tmp_path)
+
+
+def test_an_unknown_node_is_refused_with_the_nearest(bundle):
+    with pytest.raises(ConfigError, match="there is no node 'edge0'; did you mean 'edge-0'"):
+        bundle.node("edge0")
+
+
+def test_a_place_that_is_taken_is_refused_before_the_work(copy, tmp_path):
+    check_place(copy, replace=True)
+    with pytest.raises(BundleError, match="is already there; replace it with --replace"):
+        check_place(copy, replace=False)
+    with pytest.raises(BundleError, match="is already there; choose another"):
+        check_place(tmp_path, replace=True)
+
+
+def test_the_manifest_says_what_was_measured(bundle):
+    manifest = bundle.manifest
+    assert set(manifest.nodes) == {node.name for node in bundle.topology.nodes}
+    assert {cost.codec for cost in manifest.codecs} == {"fp32", "fp16", "u8", "u4"}
+    assert all(cost.changed == 0 for cost in manifest.codecs if cost.codec == "fp32")
+    assert manifest.report.changed == (0.0, 0.0, 0.0)
+    samples = bundle.samples()
+    assert samples.outputs.logits.shape == (3, 400, 4)

@@ -1,0 +1,211 @@
+"""The commands as their users see them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from exitflow.cli import main
+from exitflow.serving.cluster import LocalCluster, running_tree
+from tests.serving.small import chain, make_bundle
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def start_up(bundle):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exitflow", "up", str(bundle.path), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    text = ""
+    while not text.endswith("\n}\n"):
+        line = process.stdout.readline()
+        assert line, "up ended"
+        text += line
+    return process, json.loads(text)["nodes"]
+
+
+def nodes_running(bundle):
+    """Processes that serve this bundle."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read().split(b"\0")
+        except OSError:
+            continue
+        if b"serve" in command and str(bundle.path).encode() in command:
+            found.append(int(pid))
+    return found
+
+
+def wait_until_gone(bundle):
+    for _ in range(300):
+        if not nodes_running(bundle):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still running: {nodes_running(bundle)}")
+
+
+def test_up_starts_all_load_finds_them_and_ctrl_c_leaves_nothing_behind(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain())
+    process, places = start_up(bundle)
+    try:
+        assert set(places) == {"device", "edge", "cloud"}
+        assert len(nodes_running(bundle)) == 3
+        assert running_tree(bundle.path)["edge"].grpc == places["edge"]["grpc"]
+        found = json.loads(call("load", bundle.path, "--duration", 2, "--json").stdout)
+        assert found["answered"] == found["sent"] > 100
+        assert len(nodes_running(bundle)) == 3  # it used those that were there
+        out = tmp_path / "observed.toml"
+        observed = json.loads(
+            call("observe", *(place["grpc"] for place in places.values()), "--out", out, "--json").stdout
+        )
+        assert observed["nodes"]["device"]["arrived"] > 0
+        plan = json.loads(call("plan", out, "--json").stdout)
+        assert plan["nodes"]["device"]["arrival_rate"] == pytest.approx(
+            observed["nodes"]["device"]["arrived"], rel=0.01
+        )
+        assert plan["nodes"]["edge"]["parents"] != {}
+        table = call("reload", places["cloud"]["grpc"]).stdout
+        assert bundle.version in table
+        call("observe", places["device"]["grpc"], "--out", out, code=2)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+        process.stdout.close()
+    assert process.returncode == 0
+    wait_until_gone(bundle)
+    assert running_tree(bundle.path) is None
+
+
+def test_nodes_end_when_whoever_started_them_is_killed(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain())
+    process, _ = start_up(bundle)
+    process.kill()
+    process.wait(20)
+    process.stdout.close()
+    wait_until_gone(bundle)
+    assert running_tree(bundle.path) is None
+
+
+def test_load_starts_a_tree_where_none_runs_and_reports_beside_the_plan(tmp_path):
+    bundle = make_bundle(tmp_path / "b")
+    found = json.loads(call("load", bundle.path, "--duration", 3, "--rate", 200, "--json").stdout)
+    assert found["answered"] == found["sent"]
+    assert found["sent"] == pytest.approx(600, rel=0.2)
+    assert set(found["nodes"]) == {node.name for node in bundle.topology.nodes}
+    assert sum(node["served"] for node in found["nodes"].values()) == pytest.approx(
+        found["requests_per_second"], rel=0.01
+    )
+    for name, link in found["links"].items():
+        seconds = found["seconds"]
+        assert link["forwarded"] * seconds <= link["limit"] * (seconds + 1) + 1e-6, name
+        assert link["bytes_sent"] > 0
+    assert found["failures"] == {}
+    assert found["nodes"]["device-0"]["planned_received"] == pytest.approx(50)
+    assert 0 <= found["accuracy"] <= 1
+    wait_until_gone(bundle)
+
+
+@pytest.mark.parametrize("drift", ["difficulty", "traffic", "burst"])
+def test_under_every_drift_links_keep_their_limits(tree_with_limits, drift):
+    places = [place.grpc for place in tree_with_limits.places.values()]
+    found = json.loads(call("load", *places, "--duration", 3, "--drift", drift, "--json").stdout)
+    assert found["failures"] == {}
+    for name, link in found["links"].items():
+        assert link["forwarded"] * found["seconds"] <= link["limit"] * (found["seconds"] + 1) + 1e-6, name
+
+
+@pytest.fixture(scope="module")
+def tree_with_limits(bundle, tmp_path_factory):
+    with LocalCluster(bundle, logs=tmp_path_factory.mktemp("logs")) as cluster:
+        yield cluster
+
+
+def test_a_table_says_whether_it_came_out_as_planned(tree_with_limits):
+    places = [place.grpc for place in tree_with_limits.places.values()]
+    text = call("load", *places, "--duration", 1, "--concurrency", 4).stdout
+    for words in ("received", "bytes up", "p99", "accuracy as served", "as planned"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["load", "127.0.0.1:1", "--duration", "1"], "127.0.0.1:1: UNAVAILABLE"),
+        (["load", "10.9.9.9:80"], "10.9.9.9:80 is not of this machine: give --remote"),
+        (["load", "nonsense"], "expected HOST:PORT, such as 127.0.0.1:8001, got 'nonsense'"),
+        (["load", "127.0.0.1:1", "--rate", "5", "--concurrency", "2"], "give --rate or --concurrency, not both"),
+        (["load", "127.0.0.1:1", "--duration", "0"], "--duration: must be above 0 seconds"),
+        (["load", "127.0.0.1:1", "--rate", "-1"], "--rate: must be above 0 requests/s, got -1"),
+        (["up", "/nowhere"], "/nowhere: is not a bundle; make one with: exitflow export"),
+        (["export", "/nowhere", "--out", "/nowhere/b"], "/nowhere"),
+        (["reload", "127.0.0.1:1"], "127.0.0.1:1: UNAVAILABLE"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(arguments, sentence):
+    result = call(*arguments, code=2)
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--node", "edge0"], "--node: there is no node 'edge0'; did you mean 'edge-0'?"),
+        (["--node", "edge-0", "--parent", "cloud-0"], "--parent: expected NODE=HOST:PORT"),
+        (["--node", "edge-0", "--parent", "cloud=127.0.0.1:1"], "'cloud' is no parent of node 'edge-0'; did you mean"),
+        (["--node", "edge-0", "--listen", "8001"], "--listen: expected HOST:PORT"),
+        (["--node", "edge-0", "--set", "codec=u16"], "codec: must be one of 'fp32', 'fp16', 'u8', 'u4', got 'u16'"),
+        (["--node", "edge-0", "--set", "codex=u8"], "codex: unknown key; did you mean 'codec'?"),
+        (["--node", "edge-0", "--set", "queue_size=0"], "queue_size: must be at least 1, got 0"),
+        (["--node", "edge-0", "--set", "audit_share=2"], "audit_share: must be between 0 and 1, got 2"),
+    ],
+)
+def test_serve_refuses_what_makes_no_sense(bundle, options, sentence):
+    listen = [] if "--listen" in options else ["--listen", "127.0.0.1:0"]
+    assert sentence in call("serve", bundle.path, *options, *listen, code=2).stderr
+
+
+def test_a_port_that_is_taken_is_one_sentence(bundle, tree):
+    for option in ("grpc", "http"):
+        taken = getattr(tree.places["edge-0"], option)
+        ports = {"grpc": ["--listen", taken], "http": ["--listen", "127.0.0.1:0", "--http", taken]}[option]
+        result = subprocess.run(
+            [sys.executable, "-m", "exitflow", "serve", str(bundle.path), "--node", "edge-0", *ports],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == 2
+        assert f"cannot listen on {taken}" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_every_command_shows_an_example():
+    for name in ("export", "serve", "up", "load", "observe", "reload", "certs"):
+        assert "Example:" in call(name, "--help").stdout
+
+
+def test_a_node_loads_no_torch(bundle):
+    program = (
+        "import sys; from exitflow.serving import server, cluster, load_session, observe; "
+        "assert 'torch' not in sys.modules and 'onnx' not in sys.modules, 'loaded'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,395 @@
+"""A node with parents of all kinds: every request has exactly one answer, whatever they do."""
+
+import asyncio
+import shutil
+
+import grpc
+import numpy as np
+import pytest
+
+from exitflow.routing import confidence
+from exitflow.serving.batching import OverloadedError
+from exitflow.serving.links import MAX_FAILURES
+from exitflow.serving.messages import SERVICE, ModelInferRequest, ModelInferResponse
+from exitflow.serving.node import ExpiredError, Node
+from exitflow.serving.spec import ServingSpec
+from exitflow.topology.graph import Link, Topology
+from exitflow.topology.graph import Node as Place
+from tests.serving.inprocess import FakeParent, fake_parent, running
+from tests.serving.small import NUM_CLASSES, chain, make_bundle
+
+ALL_UP = chain(limits=(None, None))  # everything is forwarded
+EAGER = ServingSpec(forward="feature", forward_timeout=0.3, audit_share=0.0)
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory):
+    return make_bundle(tmp_path_factory.mktemp("eager") / "b", ALL_UP)
+
+
+@pytest.fixture(scope="module")
+def two_parents(tmp_path_factory):
+    nodes = (Place("device", 1, 10.0, (Link("left"), Link("right"))), Place("left", 2), Place("right", 2))
+    return make_bundle(tmp_path_factory.mktemp("two") / "b", Topology(nodes))
+
+
+async def ask(node, bundle, count=1, **options):
+    inputs = bundle.samples().inputs[:count]
+    return await node.infer(node.current, inputs, **options)
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never happened")
+
+
+def test_the_parents_answer_is_given(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES)
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            answers = await ask(node, eager, 3)
+            assert answers.nodes == ["parent"] * 3
+            assert answers.exits.tolist() == [9, 9, 9]
+            assert node.counts.served == 0
+            assert node.links["edge"].counts.answered == 3
+            (request,) = parent.requests
+            assert request.model_version == eager.hash
+            assert request.parameters["exitflow_from"].string_param == "device"
+
+    asyncio.run(scenario())
+
+
+FAILING = {
+    "UNAVAILABLE": "unreachable",
+    "RESOURCE_EXHAUSTED": "overloaded",
+    "FAILED_PRECONDITION": "version",
+    "INTERNAL": "refused",
+    "nan": "nonsense",
+    "empty": "nonsense",
+}
+
+
+@pytest.mark.parametrize(("behaviour", "reason"), FAILING.items())
+def test_a_parent_that_fails_costs_depth_but_no_answer(eager, behaviour, reason):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, behaviour=behaviour)
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            answers = await ask(node, eager, 2)
+            assert answers.nodes == ["device"] * 2
+            expected = eager.samples().outputs.logits[0][:2].argmax(axis=1)
+            assert answers.scores.argmax(axis=1).tolist() == expected.tolist()
+            assert node.counts.fallbacks == {reason: 2}
+            assert node.links["edge"].counts.failures == {reason: 2}
+            assert node.counts.served == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_parent_is_not_waited_for_and_its_late_answer_is_dropped(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, delay=0.6)
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            answers = await ask(node, eager)
+            assert answers.nodes == ["device"]
+            await asyncio.sleep(0.5)  # the late answer would come now
+            assert answers.nodes == ["device"]
+            assert node.counts.fallbacks == {"timeout": 1}
+            assert node.links["edge"].counts.answered == 0
+
+    asyncio.run(scenario())
+
+
+def test_the_breaker_opens_then_nothing_is_sent_and_it_closes_by_itself(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, behaviour="INTERNAL")
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            for _ in range(MAX_FAILURES):
+                assert node.links["edge"].open
+                await ask(node, eager)
+            assert not node.links["edge"].open
+            await ask(node, eager)
+            assert len(parent.requests) == MAX_FAILURES
+            assert node.counts.fallbacks["parent-down"] == 1
+            parent.behaviour = "answer"
+            await until(lambda: node.links["edge"].open)
+            assert (await ask(node, eager)).nodes == ["parent"]
+            assert parent.probes >= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_parent_that_is_ready_but_talks_nonsense_is_cut_again_after_one_try(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, behaviour="nan")
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            for _ in range(MAX_FAILURES):
+                await ask(node, eager)
+            await until(lambda: node.links["edge"].open)
+            await ask(node, eager)
+            assert not node.links["edge"].open
+            assert node.links["edge"].counts.opened == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_parent_that_starts_later_is_found(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES)
+        async with fake_parent(parent) as address:
+            pass  # now nobody listens there
+        async with running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            assert (await ask(node, eager)).nodes == ["device"]
+            async with fake_parent(parent, int(address.rpartition(":")[2])):
+                await until(lambda: node.links["edge"].open)
+                assert (await ask(node, eager)).nodes == ["parent"]
+
+    asyncio.run(scenario())
+
+
+def test_the_other_parent_takes_over(two_parents):
+    async def scenario():
+        left, right = FakeParent(NUM_CLASSES, behaviour="UNAVAILABLE"), FakeParent(NUM_CLASSES)
+        async with fake_parent(left) as first, fake_parent(right) as second:
+            places = {"left": first, "right": second}
+            async with running(two_parents, "device", places, spec=EAGER) as (node, _):
+                for _ in range(10):
+                    assert (await ask(node, two_parents)).nodes == ["parent"]
+                assert len(right.requests) == 10
+                assert node.counts.fallbacks == {}
+                assert len(left.requests) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_request_of_many_samples_is_split_and_put_together_again(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain())
+    spec = ServingSpec(control="threshold", forward="feature")
+
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES)
+        async with fake_parent(parent) as address, running(bundle, "device", {"edge": address}, spec=spec) as (node, _):
+            answers = await ask(node, bundle, 100)
+            sure = confidence(bundle.samples().outputs.logits[0][:100])
+            cut = bundle.manifest.nodes["device"].cut
+            assert [name == "parent" for name in answers.nodes] == (sure < cut).tolist()
+            kept = np.array(answers.nodes) == "device"
+            expected = bundle.samples().outputs.logits[0][:100].argmax(axis=1)
+            assert (answers.scores.argmax(axis=1)[kept] == expected[kept]).all()
+            assert (answers.scores.argmax(axis=1)[~kept] == 0).all()
+            assert np.allclose(answers.confidences[kept], sure[kept], atol=1e-5)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "u8", "u4"])
+@pytest.mark.parametrize("compress", [False, True])
+def test_features_arrive_at_a_real_parent_in_every_codec(eager, codec, compress):
+    spec = ServingSpec(forward="feature", codec=codec, compress=compress, audit_share=0.0)
+    logits = eager.samples().outputs.logits
+
+    async def scenario():
+        async with (
+            running(eager, "cloud") as (_, cloud),
+            running(eager, "edge", {"cloud": cloud}, spec=spec) as (edge, middle),
+            running(eager, "device", {"edge": middle}, spec=spec) as (device, _),
+        ):
+            answers = await ask(device, eager, 64)
+            assert answers.nodes == ["cloud"] * 64
+            assert answers.exits.tolist() == [3] * 64
+            same = answers.scores.argmax(axis=1) == logits[2][:64].argmax(axis=1)
+            assert same.mean() >= {"fp32": 1.0, "fp16": 1.0, "u8": 0.95, "u4": 0.7}[codec]
+            assert device.counts.fallbacks == edge.counts.fallbacks == {}
+
+    asyncio.run(scenario())
+
+
+def test_the_input_can_go_all_the_way_up(eager):
+    spec = ServingSpec(forward="input", audit_share=0.0)
+
+    async def scenario():
+        async with (
+            running(eager, "cloud") as (cloud, address),
+            running(eager, "edge", {"cloud": address}, spec=spec) as (_, middle),
+            running(eager, "device", {"edge": middle}, spec=spec) as (device, _),
+        ):
+            answers = await ask(device, eager, 20)
+            assert answers.nodes == ["cloud"] * 20
+            assert np.allclose(
+                np.log(answers.scores).argmax(axis=1), eager.samples().outputs.logits[2][:20].argmax(axis=1)
+            )
+            assert cloud.counts.from_children == {"edge": 20}
+
+    asyncio.run(scenario())
+
+
+def test_inputs_and_features_of_all_depths_are_computed_together(eager):
+    samples = eager.samples()
+
+    async def scenario():
+        async with running(eager, "cloud") as (node, _):
+            features, _ = node.current.engine.run({0: samples.inputs[:1]})
+            assert features is None  # the deepest gives none
+            first = make_features(eager, 1, samples.inputs[4:6])
+            second = make_features(eager, 2, samples.inputs[6:9])
+            found = await asyncio.gather(
+                node.infer(node.current, samples.inputs[:4]),
+                node.infer(node.current, first, start=1, child="device"),
+                node.infer(node.current, second, start=2, child="edge"),
+            )
+            answers = np.concatenate([answers.scores for answers in found]).argmax(axis=1)
+            assert answers.tolist() == samples.outputs.logits[2][:9].argmax(axis=1).tolist()
+
+    asyncio.run(scenario())
+
+
+def make_features(bundle, exit, inputs):
+    from exitflow.serving.engine import Engine
+
+    features, _ = Engine(bundle.segments[:exit]).run({0: inputs})
+    return features
+
+
+def test_the_deadline_is_passed_on_and_the_local_answer_comes_before_it(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, delay=5.0)
+        spec = ServingSpec(forward="feature", forward_timeout=5.0)
+        async with (
+            fake_parent(parent) as address,
+            running(eager, "device", {"edge": address}, spec=spec) as (_, place),
+            grpc.aio.insecure_channel(place) as channel,
+        ):
+            request = message(eager)
+            raw = await channel.unary_unary(f"/{SERVICE}/ModelInfer")(request.SerializeToString(), timeout=0.6)
+            response = ModelInferResponse.FromString(raw)
+            assert b"device" in response.raw_output_contents[2]
+
+    asyncio.run(scenario())
+
+
+def message(bundle, row=0, **changes):
+    request = ModelInferRequest(model_name=bundle.manifest.name, **changes)
+    request.inputs.add(name="input", datatype="UINT8", shape=[1, *bundle.manifest.input_shape])
+    request.raw_input_contents.append(bundle.samples().inputs[row].tobytes())
+    return request
+
+
+def test_a_request_that_waited_too_long_in_the_queue_is_not_computed(eager):
+    async def scenario():
+        node = Node(eager, "cloud", ServingSpec(), {})
+        with pytest.raises(ExpiredError):
+            await ask(node, eager, deadline=asyncio.get_running_loop().time() - 1)
+        assert node.counts.expired == 1
+        await node.close()
+
+    asyncio.run(scenario())
+
+
+def test_beyond_the_queue_requests_are_refused_at_once_and_it_recovers(eager):
+    async def scenario():
+        node = Node(eager, "cloud", ServingSpec(queue_size=4), {})
+        asked = [asyncio.ensure_future(ask(node, eager)) for _ in range(40)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [each for each in found if isinstance(each, OverloadedError)]
+        assert refused
+        assert len(refused) == node.counts.rejected
+        assert len(found) - len(refused) == node.counts.arrived >= 4
+        assert (await ask(node, eager)).nodes == ["cloud"]
+        assert node.in_flight == 0
+        await node.close()
+
+    asyncio.run(scenario())
+
+
+def test_confident_answers_are_audited_when_the_link_has_room_and_agreement_is_counted(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain(rate=1000.0, limits=(200.0, 50.0)))
+    spec = ServingSpec(audit_share=1.0, forward="feature")
+
+    async def scenario():
+        async with (
+            running(bundle, "edge", {}) as (_, edge),
+            running(bundle, "device", {"edge": edge}, spec=spec) as (
+                device,
+                _,
+            ),
+        ):
+            await asyncio.sleep(0.9)  # tokens
+            device.control.threshold = -1.0
+            answers = await ask(device, bundle, 1)
+            assert answers.nodes == ["device"]
+            await until(lambda: device.counts.audited == 1)
+            logits = bundle.samples().outputs.logits
+            assert device.counts.agreed == int(logits[0][0].argmax() == logits[1][0].argmax())
+            assert device.links["edge"].counts.audited == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_new_bundle_is_loaded_and_the_old_one_still_answers_who_names_it(tmp_path):
+    old = make_bundle(tmp_path / "b", ALL_UP, seed=0)
+    new = make_bundle(tmp_path / "new", ALL_UP, seed=1)
+
+    async def scenario():
+        async with running(old, "cloud") as (node, _):
+            inputs = old.samples().inputs[:1]
+            before = (await node.infer(node.current, inputs)).scores
+            shutil.rmtree(tmp_path / "b")
+            shutil.copytree(tmp_path / "new", tmp_path / "b")
+            loaded = await node.reload()
+            assert loaded.hash == new.hash != old.hash
+            after = (await node.infer(node.current, inputs)).scores
+            assert np.allclose(after[0].argmax(), new.samples().outputs.logits[2][0].argmax())
+            again = await node.infer(node.version(old.hash), inputs)
+            assert np.allclose(again.scores, before)
+            assert not np.allclose(after, before)
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_bundle_is_not_loaded_and_the_node_goes_on(tmp_path):
+    from exitflow.errors import BundleError
+
+    bundle = make_bundle(tmp_path / "b", ALL_UP)
+
+    async def scenario():
+        async with running(bundle, "cloud") as (node, _):
+            (tmp_path / "b" / "segment-2.onnx").write_bytes(b"junk")
+            manifest = tmp_path / "b" / "manifest.json"
+            manifest.write_text(manifest.read_text() + " ")
+            with pytest.raises(BundleError, match=r"segment-2.onnx: has SHA-256"):
+                await node.reload()
+            assert node.current.bundle.hash == bundle.hash
+            assert (await ask(node, bundle)).nodes == ["cloud"]
+
+    asyncio.run(scenario())
+
+
+def test_nodes_of_different_bundles_do_not_mix(tmp_path, eager):
+    other = make_bundle(tmp_path / "b", ALL_UP, seed=5)
+
+    async def scenario():
+        async with (
+            running(other, "edge") as (_, edge),
+            running(eager, "device", {"edge": edge}, spec=EAGER) as (
+                node,
+                _,
+            ),
+        ):
+            assert (await ask(node, eager)).nodes == ["device"]
+            assert node.counts.fallbacks == {"version": 1}
+            assert f"serves bundle {other.version}, not {eager.version}" in node.links["edge"].problem
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_the_engine_cannot_compute_is_an_error_and_not_silence(eager):
+    async def scenario():
+        async with running(eager, "cloud") as (node, _):
+            with pytest.raises(RuntimeError):
+                await node.infer(node.current, np.zeros((1, 2, 2), dtype=np.uint8))
+            assert node.counts.failed == 1
+            assert (await ask(node, eager)).nodes == ["cloud"]
+
+    asyncio.run(scenario())

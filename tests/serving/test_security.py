@@ -1,0 +1,116 @@
+"""Who may listen where, and who may ask."""
+
+import asyncio
+import ssl
+import stat
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from exitflow.cli import main
+from exitflow.serving.cluster import LocalCluster
+from exitflow.serving.messages import SERVICE
+from exitflow.serving.security import Security
+from tests.serving.inprocess import http, running
+from tests.serving.small import chain, make_bundle
+from tests.serving.test_node import message
+
+
+def call(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory):
+    return make_bundle(tmp_path_factory.mktemp("eager") / "b", chain(limits=(None, None)))
+
+
+@pytest.fixture(scope="module")
+def certs(eager, tmp_path_factory):
+    out = tmp_path_factory.mktemp("certs") / "certs"
+    result = call("certs", eager.path, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+async def infer(channel, bundle, **options):
+    return await channel.unary_unary(f"/{SERVICE}/ModelInfer")(
+        message(bundle).SerializeToString(), timeout=5, **options
+    )
+
+
+@pytest.mark.parametrize("option", ["--listen", "--http", "--clients"])
+def test_listening_beyond_this_machine_needs_tls_or_knowing_better(eager, option):
+    result = call("serve", eager.path, "--node", "cloud", option, "0.0.0.0:0")
+    assert result.exit_code == 2
+    assert f"{option}: 0.0.0.0 can be reached from other machines: give --certs DIR" in result.stderr
+
+
+def test_certificates_are_private_and_never_overwritten(eager, certs):
+    for path in certs.rglob("*-key.pem"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {path.name for path in certs.iterdir() if path.is_dir()} == {"device", "edge", "cloud", "client"}
+    result = call("certs", eager.path, "--out", certs)
+    assert result.exit_code == 2
+    assert "is already there" in result.stderr
+    result = call("certs", eager.path, "--out", certs / "x", "--host", "clod=1.2.3.4")
+    assert result.exit_code == 2
+    assert "did you mean 'cloud'?" in result.stderr
+
+
+def test_nodes_need_certificates_of_their_own_and_clients_a_token(eager, certs, tmp_path):
+    cluster = LocalCluster(eager, logs=tmp_path, options=["--token=sesame", "--set=forward=feature"])
+    for name in cluster.places:
+        cluster.start([name], options=[f"--certs={certs / name}"])
+    place = cluster.places["device"]
+    ca = (certs / "ca.pem").read_bytes()
+
+    async def scenario():
+        trusted = Security(str(certs / "client")).channel_credentials()
+        async with grpc.aio.secure_channel(place.grpc, trusted) as channel:
+            raw = await infer(channel, eager)
+            assert b"cloud" in raw  # it went all the way up, over mutual TLS
+            pretended = message(eager)
+            pretended.parameters["exitflow_from"].string_param = "device"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary(f"/{SERVICE}/ModelInfer")(pretended.SerializeToString(), timeout=5)
+            assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        async with grpc.aio.secure_channel(place.grpc, grpc.ssl_channel_credentials(ca)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await infer(channel, eager)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        async with grpc.aio.insecure_channel(place.grpc) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await infer(channel, eager)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+    try:
+        asyncio.run(scenario())
+        context = ssl.create_default_context(cadata=ca.decode())
+        assert http(place.http, "GET", "/healthz", context=context)[0] == 200
+        assert http(place.http, "GET", "/status", context=context)[0] == 401
+        token = {"Authorization": "Bearer sesame"}
+        assert http(place.http, "GET", "/status", headers=token, context=context)[0] == 200
+        result = call("load", place.grpc, "--certs", certs / "client", "--duration", 1, "--json")
+        assert result.exit_code == 0, result.output
+    finally:
+        cluster.stop()
+
+
+def test_a_token_is_asked_of_clients_without_tls_too(eager):
+    async def scenario():
+        async with running(eager, "cloud", token="sesame") as (_, place), grpc.aio.insecure_channel(place) as channel:
+            for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", "sesame"),)):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await infer(channel, eager, metadata=metadata)
+                assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            assert await infer(channel, eager, metadata=(("authorization", "Bearer sesame"),))
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_without_certificates_is_one_sentence(eager, tmp_path):
+    result = call("serve", eager.path, "--node", "cloud", "--listen", "127.0.0.1:0", "--certs", tmp_path)
+    assert result.exit_code == 2
+    assert "ca.pem: cannot be read: No such file or directory" in result.stderr

@@ -1,0 +1,131 @@
+"""Every family under every weighting on every backend: it trains, resumes bit for bit, evaluates, exports and serves.
+
+Backends come from the table of the package, and exporting and serving are tried where the package has them, so what
+is added there is tried here.
+"""
+
+import functools
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from exitflow.experiments.methods import METHODS, apply_method
+from exitflow.experiments.runs import evaluate
+from exitflow.experiments.training import resume, train
+from exitflow.federated.backends import BACKENDS
+from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.models.specs import CommonNetwork, DepthWidthResNet, EarlyExitResNet, SeparateNetworks, SlimResNet
+from tests.small import image_dataset, tiny_system
+
+DATA = image_dataset(96)
+TRUNK = {"width": 3, "blocks": (1, 1, 1), "strides": (1, 2, 1)}
+FAMILIES = {
+    "early-exit-resnet": EarlyExitResNet(**TRUNK),
+    "slim-resnet": SlimResNet(**TRUNK),
+    "depth-width": DepthWidthResNet(**TRUNK),
+    "common": CommonNetwork(network=EarlyExitResNet(**TRUNK)),
+    "separate": SeparateNetworks(network=SlimResNet(**TRUNK)),
+}
+NEEDED = {"ray": "ray", "flower": "flwr"}  # what a backend needs beyond the package
+SLOW_TO_START = ("ray", "flower")  # these try every family, and every weighting once
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_in_the_second_round(rounds: float) -> None:
+    if rounds >= 1.3:
+        raise Stop
+
+
+def system_of(family, weighting):
+    overrides = ("training.rounds=2", "training.local_steps=1", f"training.weighting={weighting}")
+    return replace(tiny_system(*overrides), model=FAMILIES[family])
+
+
+def bits(run):
+    return {name: tensor.numpy().tobytes() for name, tensor in run.state().tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+
+    @functools.cache
+    def run_of(family, weighting):
+        return train(system_of(family, weighting), folder / f"{family}-{weighting}", dataset=DATA)
+
+    return run_of
+
+
+def pairs_for(backend):
+    every = [(family, weighting) for family in FAMILIES for weighting in WEIGHTINGS]
+    if backend not in SLOW_TO_START:
+        return every
+    names = list(WEIGHTINGS)
+    return [(family, names[index % len(names)]) for index, family in enumerate(FAMILIES)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_and_resumes_bit_for_bit(tmp_path, uninterrupted, backend, family):
+    if importlib.util.find_spec(NEEDED.get(backend, "exitflow")) is None:
+        pytest.skip(f"{NEEDED[backend]} is not installed")
+    for weighting in (weighting for own, weighting in pairs_for(backend) if own == family):
+        path = tmp_path / weighting
+        with pytest.raises(Stop):
+            train(
+                system_of(family, weighting),
+                path,
+                dataset=DATA,
+                backend=backend,
+                workers=2,
+                observer=stop_in_the_second_round,
+            )
+        assert bits(resume(path, dataset=DATA, backend=backend, workers=2)) == bits(uninterrupted(family, weighting))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_evaluated_as_it_is_served(uninterrupted, family):
+    for weighting in WEIGHTINGS:
+        run = uninterrupted(family, weighting)
+        found = evaluate(run, dataset=DATA)
+        assert 0 <= found.accuracy <= 1
+        assert all(record["multiply_adds"] > 0 for record in run.records)
+        logits = run.outputs(DATA).logits
+        assert np.isfinite(logits).all()
+        exits = [
+            run.model(DATA).submodel(exit).eval()(DATA.preparation(DATA.test.inputs))[0].detach() for exit in (1, 2, 3)
+        ]
+        np.testing.assert_allclose(logits, torch.stack(exits).numpy(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_resumes_bit_for_bit(tmp_path, method):
+    system = apply_method(method, tiny_system("training.rounds=2", "training.local_steps=2", "model.width=3"))
+    whole = train(system, tmp_path / "whole", dataset=DATA)
+    with pytest.raises(Stop):
+        train(system, tmp_path / "cut", dataset=DATA, observer=stop_in_the_second_round)
+    assert bits(resume(tmp_path / "cut", dataset=DATA, backend="processes", workers=2)) == bits(whole)
+
+
+EXPORTS = importlib.util.find_spec("exitflow.serving") and importlib.util.find_spec("exitflow.serving.export")
+
+
+@pytest.mark.skipif(not EXPORTS, reason="the package does not serve yet")
+@pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="onnx is not installed")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_exports_and_answers_as_in_the_evaluation(tmp_path, uninterrupted, family):
+    """The bundle is checked against `reference`, the logits of the evaluation, when it is made."""
+    from exitflow.serving.bundle import load_bundle
+    from exitflow.serving.export import Trained, export_bundle
+
+    run = uninterrupted(family, "serving-rate")
+    system = run.system
+    trained = Trained(system.name, run.model(DATA), DATA, system.topology, system.to_toml())
+    export_bundle(trained, tmp_path / "bundle")
+    assert load_bundle(tmp_path / "bundle")
