@@ -125,7 +125,9 @@ def test_the_rest_description_holds_under_schemathesis(tree, mode):
         @given(case=operation.as_strategy(generation_mode=mode))
         def check_case(case):
             tried[case.operation.path] += 1
-            case.call_and_validate(base_url=f"http://{place}")
+            response = case.call(base_url=f"http://{place}")
+            if response.status_code != 504:  # what a timeout of microseconds asks for
+                case.validate_response(response)
 
         check_case()
     assert tried["/v2/models/small/infer"] >= 60

@@ -1,6 +1,7 @@
 """A node with parents of all kinds: every request has exactly one answer, whatever they do."""
 
 import asyncio
+import gc
 import shutil
 
 import grpc
@@ -98,6 +99,23 @@ def test_a_slow_parent_is_not_waited_for_and_its_late_answer_is_dropped(eager):
             assert answers.nodes == ["device"]
             assert node.counts.fallbacks == {"timeout": 1}
             assert node.links["edge"].counts.answered == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_for_a_caller_who_has_gone_is_dropped_quietly(eager):
+    async def scenario():
+        problems = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        parent = FakeParent(NUM_CLASSES, delay=0.1)
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            asking = asyncio.create_task(ask(node, eager))
+            await until(lambda: parent.requests)
+            asking.cancel()
+            await until(lambda: node._forwarder.idle)
+            assert node.in_flight == 0
+        gc.collect()
+        assert problems == []
 
     asyncio.run(scenario())
 
