@@ -1,6 +1,10 @@
-"""Shared by all tests: one thread (the models are tiny), and hypothesis without deadlines (machines are noisy)."""
+"""Shared by all tests: one thread (the models are tiny), hypothesis without deadlines (machines are noisy), and the
+commands of this environment on the path, as when it is activated."""
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from hypothesis import settings
 settings.register_profile("exitflow", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("exitflow")
 torch.set_num_threads(1)
+os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 
 
 @pytest.fixture(autouse=True)
