@@ -13,6 +13,7 @@ from exitflow.report.page import Field, Page, PageTable, Section
 from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
 from exitflow.report.series import Series
 from exitflow.report.terminal import percent, spread
+from exitflow.topology.settings import parse_setting
 
 
 def short_title(table: Table) -> str:
@@ -142,10 +143,11 @@ def _row_series(grid: Grid, label: str, trainings: Sequence[Result] = ()) -> Ser
 
 
 def _series(grid: Grid, setting: str, results: Results) -> list[Series]:
-    """The rows of a table that have a training for that setting."""
+    """The rows of a table that have a training for that setting, with the exits that the setting speaks of."""
     figures = TableFigures(grid.table, results, grid.seeds)
     found = [_row_series(grid, label, figures.found(figures.cell(grid.dataset, label, setting))) for label in grid.rows]
-    return [series for series in found if series.trainings]
+    num_exits = len(parse_setting(setting))
+    return [each for each in found if each.trainings and each.trainings[0].system.topology.num_exits == num_exits]
 
 
 def _exit_lines(series: Sequence[Series]) -> list[Line]:
