@@ -21,8 +21,11 @@ demo: .venv/.installed  ## plan, train with five weightings, compare, serve: abo
 # The tests of federations mostly wait, for nodes that are frozen or killed; so they run beside the others.
 test: .venv/.installed-dev  ## the whole test suite
 	@$(BIN)/pytest -m federation > .federation-tests.log 2>&1 & federation=$$!; \
-	$(BIN)/pytest -m "not federation"; code=$$?; \
+	$(BIN)/pytest -m "not federation and not slow"; code=$$?; \
 	wait $$federation || code=1; cat .federation-tests.log; exit $$code
+
+test-all: test  ## and the tests that take longest
+	$(BIN)/pytest -m slow
 
 check: .venv/.installed-dev  ## lint, format and types
 	$(BIN)/ruff check .
@@ -53,4 +56,4 @@ clean:  ## remove .venv and caches (runs/ stays)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-.PHONY: help install demo test check format results-check bench clean
+.PHONY: help install demo test test-all check format results-check bench clean

@@ -59,7 +59,7 @@ def ray() -> None:
     dataset = cifar_like(NUM_TRAIN)
     times: dict[str, list[float]] = {"processes": [], "ray": []}
     with rounds_of(system, dataset, "processes", 2) as pool, rounds_of(system, dataset, "ray", 2) as cluster:
-        for number in range(4):
+        for number in range(3):
             for name, rounds in (("processes", pool), ("ray", cluster)):
                 seconds = _timed_round(rounds)
                 if number:

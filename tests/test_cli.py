@@ -286,3 +286,40 @@ def test_ctrl_c_ends_with_130_and_leaves_no_worker(tmp_path, backend):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_methods_are_compared_with_what_their_training_takes(tmp_path):
+    options = ["--methods", "exitflow,fedavg", "--out", tmp_path, "--backend", "serial", *TINY_OPTIONS]
+    output = call("compare", "paper-7:80-15-5", *options).stdout
+    assert "bytes sent" in output
+    assert "multiply-adds" in output
+    found = json.loads(call("compare", "paper-7:80-15-5", "--json", *options).stdout)
+    assert set(found["methods"]) == {"exitflow", "fedavg"}
+    assert found["weightings"] == {}
+    assert found["methods"]["exitflow"]["bytes_sent"] > found["methods"]["fedavg"]["bytes_sent"] > 0
+    assert found["methods"]["exitflow"]["multiply_adds"] > found["methods"]["fedavg"]["multiply_adds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--methods", "fjrod"], "--methods: there is no method 'fjrod'; did you mean 'fjord'?"),
+        (
+            ["--methods", "fjord", "--set", 'model={family="common"}'],
+            "method 'fjord': needs model family 'slim-resnet'",
+        ),
+    ],
+)
+def test_a_method_that_cannot_be_is_refused_with_a_sentence(tmp_path, options, sentence):
+    result = call("compare", "examples/campus.toml", "--out", tmp_path / "none", *options, code=2)
+    assert sentence in result.stderr
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, "-"), (0, "0"), (999, "999"), (1234, "1.23 k"), (5.6e9, "5.6 G"), (7e16, "70 P")]
+)
+def test_amounts_are_short(value, expected):
+    from exitflow.report.terminal import amount
+
+    assert amount(value) == expected

@@ -72,9 +72,11 @@ def pairs_for(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_trains_and_resumes_bit_for_bit(tmp_path, uninterrupted, backend, family):
+def test_every_family_trains_and_resumes_bit_for_bit(tmp_path, uninterrupted, request, backend, family):
     if importlib.util.find_spec(NEEDED.get(backend, "exitflow")) is None:
         pytest.skip(f"{NEEDED[backend]} is not installed")
+    if backend == "ray":
+        request.getfixturevalue("ray_cluster")
     for weighting in (weighting for own, weighting in pairs_for(backend) if own == family):
         path = tmp_path / weighting
         with pytest.raises(Stop):
@@ -113,19 +115,39 @@ def test_every_method_resumes_bit_for_bit(tmp_path, method):
     assert bits(resume(tmp_path / "cut", dataset=DATA, backend="processes", workers=2)) == bits(whole)
 
 
-EXPORTS = importlib.util.find_spec("exitflow.serving") and importlib.util.find_spec("exitflow.serving.export")
+EXPORTS = importlib.util.find_spec("exitflow.serving") and importlib.util.find_spec("exitflow.serving.onnx_segments")
 
 
 @pytest.mark.skipif(not EXPORTS, reason="the package does not serve yet")
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="onnx is not installed")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_exports_and_answers_as_in_the_evaluation(tmp_path, uninterrupted, family):
-    """The bundle is checked against `reference`, the logits of the evaluation, when it is made."""
+def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterrupted, family):
+    """Each is given what the one before it gives, as nodes do."""
+    import onnxruntime
+
+    from exitflow.serving.onnx_segments import export_segments
+
+    run = uninterrupted(family, "serving-rate")
+    expected = run.outputs(DATA).logits
+    segments = export_segments(run.model(DATA), DATA.test.inputs, DATA.preparation)
+    carry = DATA.test.inputs.numpy()
+    for segment, logits in zip(segments, expected, strict=True):
+        session = onnxruntime.InferenceSession(segment.SerializeToString())
+        outputs = dict(
+            zip([output.name for output in session.get_outputs()], session.run(None, {"carry": carry}), strict=True)
+        )
+        np.testing.assert_allclose(outputs["logits"], logits, rtol=1e-3, atol=1e-3)
+        carry = outputs.get("features")
+
+
+@pytest.mark.skipif(not EXPORTS, reason="the package does not serve yet")
+@pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="onnx is not installed")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_makes_a_bundle_that_can_be_served(tmp_path, uninterrupted, family):
     from exitflow.serving.bundle import load_bundle
     from exitflow.serving.export import Trained, export_bundle
 
     run = uninterrupted(family, "serving-rate")
-    system = run.system
-    trained = Trained(system.name, run.model(DATA), DATA, system.topology, system.to_toml())
+    trained = Trained(run.system.name, run.model(DATA), DATA, run.system.topology, run.system.to_toml())
     export_bundle(trained, tmp_path / "bundle")
     assert load_bundle(tmp_path / "bundle")

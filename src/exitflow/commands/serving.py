@@ -359,7 +359,11 @@ def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:
 
     from exitflow.errors import ConfigError, suggestion
     from exitflow.serving.bundle import load_bundle
-    from exitflow.serving.certificates import make_certificates
+
+    try:
+        from exitflow.serving.certificates import make_certificates
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "certs") from None
 
     names = [node.name for node in load_bundle(bundle, max_exit=0).topology.nodes]
     by_node: dict[str, list[str]] = defaultdict(list)

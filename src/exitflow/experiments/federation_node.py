@@ -21,6 +21,7 @@ from exitflow.federated.flower.frames import Header
 from exitflow.federated.flower.programs import Programs, free_ports
 from exitflow.federated.flower.worker import Worker, serve
 from exitflow.federated.local import LocalTrainer
+from exitflow.models.specs import factories
 
 AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
 
@@ -28,8 +29,11 @@ AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
 class NodeTrainers:
     """What this node does in each run: the server says how to train, the node has the data."""
 
-    def __init__(self, node: str, states: Path, data_dir: str | None) -> None:
+    def __init__(
+        self, node: str, states: Path, data_dir: str | None, known_factories: frozenset[str] = frozenset()
+    ) -> None:
         self._node = node
+        self._known_factories = known_factories  # code of one's own that the server may have called here
         self._states = states
         self._data_dir = data_dir  # all that lies there is this node's; None: its part of the system's partition
         self._trainers: dict[tuple[str, str, int], LocalTrainer] = {}
@@ -48,6 +52,9 @@ class NodeTrainers:
     def _trainer(self, system: System, states: Path, num_steps: int) -> LocalTrainer:
         if self._node not in system.topology.by_name:
             raise ConfigError(f"the system of this run has no node {self._node!r}", key="nodes")
+        if strangers := sorted(factories(system.model) - self._known_factories):
+            problem = f"{strangers[0]!r} is not in this node's own system.toml, so it is not called here"
+            raise ConfigError(problem, key="model.factory")
         data = system.data
         dataset = load_dataset(data.name, data_dir=self._data_dir, verify=data.verify and not self._data_dir)
         if self._data_dir is None:
@@ -58,7 +65,8 @@ class NodeTrainers:
 def run_node(folder: Path, *, data_dir: str | None, tell: Callable[[str], None]) -> None:
     """Serve the federation as the node that `folder` was written for, until told to end."""
     node = node_of(folder)
-    trainers = NodeTrainers(node, folder / "states", data_dir)
+    own = decode_system(read_toml(folder / "system.toml"))
+    trainers = NodeTrainers(node, folder / "states", data_dir, factories(own.model))
     _check_data(folder, trainers)
     lifeline, end = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -220,6 +220,13 @@ def decode_model(table: Any) -> ModelSpec:
     return replace(plain, network=network)  # type: ignore[no-any-return]
 
 
+def factories(spec: ModelSpec) -> frozenset[str]:
+    """The functions of the user's own that building this model would call."""
+    if isinstance(spec, CustomModel):
+        return frozenset({spec.factory})
+    return factories(spec.network) if isinstance(spec, CommonNetwork | SeparateNetworks) else frozenset()
+
+
 def _require_exits(found: int, num_exits: int, key: str) -> None:
     problem = f"the model has {found} exits, but no node stands at exit {found}"
     require(found <= num_exits, key, problem)

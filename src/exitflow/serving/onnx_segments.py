@@ -32,21 +32,32 @@ _CALIBRATION_BATCH = 64
 Array = npt.NDArray[Any]
 
 
-class _AllExits(nn.Module):
-    """The whole network, giving features and logits of every exit; exported once and cut into segments."""
+class _AllSegments(nn.Module):
+    """All segments side by side, each with an input of its own; exported once and cut apart.
+
+    So nothing of one segment can hang on a tensor of another, even where features are the input itself.
+    """
 
     def __init__(self, model: NestedModel, preparation: Preparation) -> None:
         super().__init__()
         self.model, self.preparation = model, preparation
 
-    def forward(self, carry: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *carries: Tensor) -> tuple[Tensor, ...]:
         """features 1, logits 1, features 2, ..., logits E."""
-        carry = self.preparation(carry.to(torch.float32))
         outputs = []
-        for exit in range(1, self.model.num_exits + 1):
-            carry = self.model.advance(carry, exit - 1, exit)
-            outputs += [carry, self.model.classify(carry, exit)]
+        for exit, carry in enumerate(carries, start=1):
+            start = self.preparation(carry.to(torch.float32)) if exit == 1 else carry
+            features = self.model.advance(start, exit - 1, exit)
+            outputs += [features, self.model.classify(features, exit)]
         return (*outputs[:-2], outputs[-1])
+
+    def examples(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """What each segment is given when the first gets `inputs`."""
+        carries, carry = [inputs], self.preparation(inputs.to(torch.float32))
+        for exit in range(1, self.model.num_exits):
+            carry = self.model.advance(carry, exit - 1, exit)
+            carries.append(carry.clone())
+        return tuple(carries)
 
 
 @torch.inference_mode()
@@ -56,12 +67,13 @@ def export_segments(model: NestedModel, inputs: Tensor, preparation: Preparation
     last = model.num_exits
     names = [f"{kind}_{exit}" for exit in range(1, last + 1) for kind in ("features", "logits")]
     names.remove(f"features_{last}")
-    whole = _export(_AllExits(model, preparation), inputs[:2], names)
+    network = _AllSegments(model, preparation)
+    whole = _export(network, network.examples(inputs[:2]), names)
     return [_segment(whole, exit, last=exit == last) for exit in range(1, last + 1)]
 
 
 def _segment(whole: onnx.ModelProto, exit: int, *, last: bool) -> onnx.ModelProto:
-    given = "carry" if exit == 1 else f"features_{exit - 1}"
+    given = f"carry_{exit}"
     wanted = {f"features_{exit}": "features"} if not last else {}
     wanted[f"logits_{exit}"] = "logits"
     segment = Extractor(whole).extract_model([given], list(wanted))
@@ -77,19 +89,19 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
         node.output[:] = [names.get(name, name) for name in node.output]
 
 
-def _export(network: nn.Module, inputs: Tensor, output_names: list[str]) -> onnx.ModelProto:
+def _export(network: nn.Module, carries: tuple[Tensor, ...], output_names: list[str]) -> onnx.ModelProto:
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             network,
-            (inputs,),
+            carries,
             dynamo=True,
             external_data=False,
             verbose=False,
             opset_version=OPSET,
-            dynamic_shapes={"carry": {0: batch}},
-            input_names=["carry"],
+            dynamic_shapes={"carries": tuple({0: batch} for _ in carries)},
+            input_names=[f"carry_{exit}" for exit in range(1, len(carries) + 1)],
             output_names=output_names,
         )
     assert program is not None

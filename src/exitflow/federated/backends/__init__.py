@@ -38,7 +38,7 @@ def _serial(trainer: LocalTrainer, state: ServerState, place: Place) -> Backend:
 
 
 def _processes(trainer: LocalTrainer, state: ServerState, place: Place) -> Backend:
-    return ProcessesBackend(trainer, state, place.workers or default_workers())
+    return ProcessesBackend(trainer, state, min(place.workers or default_workers(), len(trainer.data.indices)))
 
 
 def _ray(trainer: LocalTrainer, state: ServerState, place: Place) -> Backend:
@@ -81,7 +81,6 @@ def open_backend(
     every backend gives the same bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    workers = min(workers or default_workers(), len(trainer.data.indices))
     try:
         backend = BACKENDS[name](trainer, state, place or Place(workers))
         try:

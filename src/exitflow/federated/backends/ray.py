@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import warnings
 import zlib
 from collections import deque
@@ -39,6 +40,7 @@ class RayBackend:
         if self._own:
             _connect(num_workers, address)
         count = num_workers or int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+        count = min(count, len(trainer.data.indices))
         trainer_ref = ray.put(trainer)
         actor = ray.remote(num_cpus=1)(_Actor)
         self._actors: list[Any] = [actor.remote(trainer_ref) for _ in range(count)]
@@ -102,6 +104,7 @@ def _connect(num_workers: int | None, address: str | None) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address:
+        _check_reachable(address)
         try:
             ray.init(address=address, **settings)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -109,6 +112,17 @@ def _connect(num_workers: int | None, address: str | None) -> None:
             raise ConfigError(f"no Ray cluster answers at {address!r}: {reason}", key="--address") from None
     else:
         ray.init(address="local", num_cpus=num_workers, include_dashboard=False, **settings)
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"expected HOST:PORT, such as 10.0.0.1:6379, got {address!r}", key="--address")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConfigError(f"nobody answers at {address}: {error.strerror or error}", key="--address") from None
 
 
 class _Actor:
