@@ -54,6 +54,7 @@ def test_json_has_every_cell_of_the_data_sets_asked_for(figures, tmp_path):
         "accuracy": {"mean": 0.5, "std": None},
         "seeds": 1,
         "paper": {"mean": 53.4, "std": 2.2},
+        "costs": {"bytes_sent": 0, "multiply_adds": 0},  # without records
     }
     assert by_place["flops-prop", "80-15-5"]["accuracy"] is None
 

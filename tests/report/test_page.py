@@ -87,6 +87,17 @@ def test_a_result_is_not_invented(tmp_path):
     assert "serving-rate" not in part.plots[-1].alt
 
 
+def test_a_method_with_exits_of_its_own_is_in_the_table_but_not_among_the_exits(tmp_path):
+    folder = write_results(tmp_path / "r", [TABLES["peers"]], (9,), ["cifar10"])
+    page = make_page(folder)
+    part = next(section for section in page.sections if section.anchor == "peers").parts[0]
+    assert not any(field.missing for _, fields in part.tables[0].rows for field in fields)
+    served, *by_exit = part.plots
+    assert "local-only" in served.alt
+    assert by_exit
+    assert not any("local-only" in plot.alt for plot in by_exit)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")

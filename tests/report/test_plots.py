@@ -5,6 +5,8 @@ import re
 import pytest
 
 from exitflow.experiments.figures import Spread
+from exitflow.experiments.methods import METHODS
+from exitflow.experiments.tables import TABLES
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.palette import all_colours, colour_of, marker_of
 from exitflow.report.plots import Line, exits_plot, settings_plot
@@ -28,12 +30,19 @@ def test_every_weighting_has_a_colour_and_a_marker_of_its_own():
     assert colour_of("another") not in {colour_of(name) for name in WEIGHTINGS}
 
 
+def test_no_two_peers_of_a_table_look_the_same():
+    kinds = [row.weighting or row.label for row in TABLES["peers"].rows]
+    assert len(kinds) > 10
+    assert len({colour_of(kind) for kind in kinds}) == len(kinds)
+    assert len({marker_of(kind) for kind in kinds}) == len(kinds)
+
+
 def test_no_colour_is_drawn_for_two_things():
     colours = [colour.light for colour in all_colours()]
     assert len(set(colours)) == len(colours)
 
 
-@pytest.mark.parametrize("name", [*WEIGHTINGS, "another"])
+@pytest.mark.parametrize("name", [*WEIGHTINGS, *METHODS, "another"])
 def test_lines_stand_out_from_light_and_dark_pages(name):
     assert contrast(colour_of(name).light, "#ffffff") > 2.5
     assert contrast(colour_of(name).dark, "#12161b") > 4.5

@@ -119,7 +119,10 @@ def render(name: str, results: Results) -> list[str]:
 
 
 def _grid(grid: Grid) -> list[str]:
-    rows = [[label, *(_cell(grid, entry) for entry in entries)] for label, entries in grid.rows.items()]
+    rows = [
+        [label, *(_cell(grid, entry) for entry in entries), *grid.costs.get(label, ())]
+        for label, entries in grid.rows.items()
+    ]
     for label, values in grid.summary.items():
         text = signed if "ahead" in label else percent
         rows.append([f"*{label}*", *(MISSING if value is None else text(value) for value in values)])
@@ -128,7 +131,7 @@ def _grid(grid: Grid) -> list[str]:
         notes.append("In brackets: the paper's figure.")
     if any(entry.best for entry in grid.entries):
         notes.append("Bold: the best of a column.")
-    return ["", *_table(["", *grid.table.settings], rows), "", " ".join(notes), ""]
+    return ["", *_table(grid.columns, rows), "", " ".join(notes), ""]
 
 
 def _cell(grid: Grid, entry: Entry) -> str:

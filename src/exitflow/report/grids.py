@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from exitflow.experiments.figures import Spread, TableFigures
 from exitflow.experiments.results import Results
 from exitflow.experiments.tables import TABLES, Table
+from exitflow.report.terminal import amount
 
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+COST_COLUMNS = ("bytes sent", "multiply-adds")
 MINUS = "\N{MINUS SIGN}"
 MISSING = "\N{EN DASH}"
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -39,11 +41,12 @@ class Grid:
     seeds: tuple[int, ...]  # of all its results
     rows: Mapping[str, tuple[Entry, ...]]  # label -> an entry for each setting
     summary: Mapping[str, tuple[float | None, ...]]  # rows that follow from others, and from other tables
+    costs: Mapping[str, tuple[str, ...]]  # label -> what a training took, where the table shows it
 
     @property
-    def title(self) -> str:
-        """With the data set."""
-        return f"{self.table.title}, {DATASET_TITLES[self.dataset]}"
+    def columns(self) -> list[str]:
+        """The first one names the rows."""
+        return ["", *self.table.settings, *(COST_COLUMNS if self.costs else ())]
 
     @property
     def entries(self) -> list[Entry]:
@@ -95,9 +98,14 @@ def table_grid(table: Table, dataset: str, results: Results) -> Grid:
     found = [figures.found(cell) for cell in table.cells([dataset])]
     names = {result.name for results in found for result in results}
     own_seeds = tuple(seed for seed in seeds if any(name.endswith(f"_seed-{seed}") for name in names))
-    return Grid(
-        table, dataset, own_seeds, {label: tuple(row) for label, row in rows.items()}, _summary(figures, dataset)
-    )
+    entries = {label: tuple(row) for label, row in rows.items()}
+    costs = {label: _costs(figures, dataset, label) for label in rows} if table.shows_costs else {}
+    return Grid(table, dataset, own_seeds, entries, _summary(figures, dataset), costs)
+
+
+def _costs(figures: TableFigures, dataset: str, label: str) -> tuple[str, ...]:
+    found = figures.costs(dataset, label)
+    return (amount(found.bytes_sent), amount(found.multiply_adds)) if found else (MISSING, MISSING)
 
 
 def _entry(figures: TableFigures, dataset: str, label: str, setting: str) -> Entry:

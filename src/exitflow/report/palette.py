@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exitflow.experiments.methods import METHODS
+
 
 @dataclass(frozen=True)
 class Colour:
@@ -28,7 +30,21 @@ _WEIGHTINGS: dict[str, tuple[Colour, str]] = {
     "bound-min": (Colour("#c98a00", "#f0b429"), "v"),
     "adaptive": (Colour("#3ba3dd", "#8fd0ff"), "P"),
 }
-_OTHER = (Colour("#2f3640", "#d7dee6"), "X")
+# The peers' methods, in the order of their table (the muted colours of Paul Tol).
+_OTHERS: tuple[tuple[Colour, str], ...] = (
+    (Colour("#332288", "#9d8fe8"), "<"),
+    (Colour("#117733", "#5fc47f"), ">"),
+    (Colour("#882255", "#d9719f"), "p"),
+    (Colour("#8a8a2a", "#cfcf6b"), "h"),
+    (Colour("#cc6677", "#f09aa8"), "d"),
+    (Colour("#2a8f80", "#6fd6c6"), "8"),
+    (Colour("#aa4499", "#df8ad0"), "H"),
+    (Colour("#7a5230", "#cfa57f"), "X"),
+    (Colour("#2f3640", "#d7dee6"), "."),
+    (Colour("#5b6fb8", "#a3b4f5"), "1"),
+    (Colour("#a05a2c", "#e3a070"), "2"),
+    (Colour("#4d7a1f", "#9ccb6a"), "3"),
+)
 
 # The parts of the error bound: one hue, from light to dark, as they belong together.
 TERMS = (
@@ -41,16 +57,23 @@ TERMS = (
 DASHES = ("--", ":", "-.")  # of the variants of a weighting; the plain one is solid
 
 
-def colour_of(weighting: str) -> Colour:
-    """Of its lines."""
-    return _WEIGHTINGS.get(weighting, _OTHER)[0]
+def colour_of(kind: str) -> Colour:
+    """Of the lines of a weighting or a method."""
+    return _look(kind)[0]
 
 
-def marker_of(weighting: str) -> str:
+def marker_of(kind: str) -> str:
     """Of its points."""
-    return _WEIGHTINGS.get(weighting, _OTHER)[1]
+    return _look(kind)[1]
+
+
+def _look(kind: str) -> tuple[Colour, str]:
+    if kind in _WEIGHTINGS:
+        return _WEIGHTINGS[kind]
+    methods = [*METHODS]
+    return _OTHERS[(methods.index(kind) if kind in methods else len(kind)) % len(_OTHERS)]
 
 
 def all_colours() -> list[Colour]:
     """Whatever may be drawn."""
-    return [INK, MUTED, LINES, PAPER, _OTHER[0], *TERMS, *(colour for colour, _ in _WEIGHTINGS.values())]
+    return [INK, MUTED, LINES, PAPER, *TERMS, *(colour for colour, _ in (*_WEIGHTINGS.values(), *_OTHERS))]

@@ -209,7 +209,7 @@ def _draw_curve(axes: Axes, series: Series, others: Sequence[Series], curve: Cur
             curve.rounds,
             means - deviations,
             means + deviations,
-            color=colour_of(series.weighting).light,
+            color=colour_of(series.kind).light,
             alpha=0.15,
             lw=0,
         )
@@ -218,7 +218,7 @@ def _draw_curve(axes: Axes, series: Series, others: Sequence[Series], curve: Cur
 def _look(series: Series, others: Sequence[Series]) -> dict[str, Any]:
     variants = [each for each in dict.fromkeys(other.variant for other in others) if each]
     dashes = DASHES[variants.index(series.variant) % len(DASHES)] if series.variant else "-"
-    return {"color": colour_of(series.weighting).light, "marker": marker_of(series.weighting), "linestyle": dashes}
+    return {"color": colour_of(series.kind).light, "marker": marker_of(series.kind), "linestyle": dashes}
 
 
 def _legend(figure: Figure, series: Sequence[Series]) -> None:

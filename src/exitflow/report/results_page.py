@@ -13,11 +13,12 @@ from exitflow.report.page import Field, Page, PageTable, Section
 from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
 from exitflow.report.series import Series
 from exitflow.report.terminal import percent, spread
+from exitflow.topology.settings import parse_setting
 
 
 def short_title(table: Table) -> str:
     """Table 1, and so on."""
-    return {"ours": "Ours", "parts": "Parts of ours"}.get(table.name, table.title.partition(":")[0])
+    return {"ours": "Ours", "parts": "Parts of ours", "peers": "Peers"}.get(table.name, table.title.partition(":")[0])
 
 
 def results_page(results: Results) -> Page:
@@ -71,13 +72,16 @@ def _grid_table(grid: Grid) -> PageTable:
         notes.append("Below each figure: the paper's, and the difference from it in points.")
     if any(entry.best for entry in grid.entries):
         notes.append("Marked: the best of a column.")
-    rows = [(label, [_field(grid, entry) for entry in entries]) for label, entries in grid.rows.items()]
+    rows = [
+        (label, [*(_field(grid, entry) for entry in entries), *map(_cost_field, grid.costs.get(label, ()))])
+        for label, entries in grid.rows.items()
+    ]
     summary = [
         (label, [_summary_field(value, as_difference="ahead" in label) for value in values])
         for label, values in grid.summary.items()
     ]
     caption = "Columns: the % of requests that exits 1-2-3 answer"
-    return PageTable(caption, ["", *grid.table.settings], rows, notes, summary)
+    return PageTable(caption, grid.columns, rows, notes, summary)
 
 
 def _field(grid: Grid, entry: Entry) -> Field:
@@ -89,6 +93,10 @@ def _field(grid: Grid, entry: Entry) -> Field:
         detail += f", {signed(entry.difference)}"
     raised = str(entry.num_seeds) if grid.raised(entry) else ""
     return Field(text, detail, best=entry.best, missing=entry.measured is None, raised=raised)
+
+
+def _cost_field(text: str) -> Field:
+    return Field(text, missing=text == MISSING)
 
 
 def _summary_field(value: float | None, *, as_difference: bool) -> Field:
@@ -135,10 +143,11 @@ def _row_series(grid: Grid, label: str, trainings: Sequence[Result] = ()) -> Ser
 
 
 def _series(grid: Grid, setting: str, results: Results) -> list[Series]:
-    """The rows of a table that have a training for that setting."""
+    """The rows of a table that have a training for that setting, with the exits that the setting speaks of."""
     figures = TableFigures(grid.table, results, grid.seeds)
     found = [_row_series(grid, label, figures.found(figures.cell(grid.dataset, label, setting))) for label in grid.rows]
-    return [series for series in found if series.trainings]
+    num_exits = len(parse_setting(setting))
+    return [each for each in found if each.trainings and each.trainings[0].system.topology.num_exits == num_exits]
 
 
 def _exit_lines(series: Sequence[Series]) -> list[Line]:

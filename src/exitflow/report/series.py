@@ -26,13 +26,18 @@ class Series:
     """Trainings that differ in their seed only."""
 
     label: str
-    weighting: str
+    weighting: str  # empty where a method brings its own
     trainings: tuple[TrainingFolder, ...]
 
     @property
+    def kind(self) -> str:
+        """What decides its colour: the weighting, or the method where that has weights of its own."""
+        return self.weighting or self.label
+
+    @property
     def variant(self) -> str:
-        """What the label says beyond the weighting."""
-        return self.label.replace(self.weighting, "", 1).strip(" +")
+        """What the label says beyond the kind."""
+        return self.label.replace(self.kind, "", 1).strip(" +")
 
     @property
     def error_terms(self) -> dict[str, Spread]:
