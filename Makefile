@@ -14,8 +14,8 @@ demo: .venv/.installed  ## plan, train with five weightings, compare, serve: abo
 	rm -rf runs/demo
 	$(BIN)/exitflow plan paper-7:80-15-5
 	$(BIN)/exitflow compare paper-7:80-15-5 --set training.rounds=30 --out runs/demo
-	$(BIN)/exitflow evaluate runs/demo/serving-rate-seed-9
-	$(BIN)/exitflow export runs/demo/serving-rate-seed-9 --out runs/demo/bundle
+	$(BIN)/exitflow evaluate runs/demo/auto-seed-9
+	$(BIN)/exitflow export runs/demo/auto-seed-9 --out runs/demo/bundle
 	$(BIN)/exitflow load runs/demo/bundle --duration 15
 
 # The tests of federations mostly wait, for nodes that are frozen or killed; so they run beside the others.
