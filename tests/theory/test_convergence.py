@@ -35,7 +35,7 @@ class SeesSome(nn.Module):
         self.weight = nn.Parameter(torch.zeros(3, 5, dtype=torch.float64))
         self.bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor, *exits: int) -> tuple[Tensor, ...]:
         return (features(inputs, self.seen) @ self.weight.T + self.bias,)
 
 
