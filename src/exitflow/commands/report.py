@@ -9,7 +9,7 @@ import click
 from exitflow.errors import ConfigError
 
 
-@click.command()
+@click.command(short_help="A page with tables and figures of RESULTS.")
 @click.argument("results")
 @click.option("--out", metavar="DIR", help="Where the page is written; RESULTS/report if not given.")
 @click.option("--update", multiple=True, metavar="FILE.md", help="Write the tables of a document anew, and no page.")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from exitflow.commands.options import data_dir_option, json_option, print_json
+from exitflow.commands.options import data_dir_option, dataset_for, json_option, print_json
 from exitflow.errors import MissingExtraError
 from exitflow.report.terminal import percent, print_table, rate
 from exitflow.routing import CONFIDENCES
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _set = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change how it serves: codec=u8.")
 
 
-@click.command()
+@click.command(short_help="Turn a trained RUN into a BUNDLE to serve.")
 @click.argument("run")
 @click.option("--out", required=True, metavar="BUNDLE", help="The new directory of the bundle.")
 @click.option("--quantize", type=click.Choice(["int8"]), help="Static quantisation, calibrated on validation data.")
@@ -55,20 +55,13 @@ def export(
         raise MissingExtraError(str(error.name), "export") from None
 
     loaded = Run(run)
-    system, dataset = loaded.system, _dataset(loaded, data_dir)
+    system, dataset = loaded.system, dataset_for(loaded, data_dir)
     trained = Trained(system.name, loaded.model(dataset), dataset, system.topology, system.to_toml())
     manifest = export_bundle(trained, out, precision=quantize or "fp32", confidence=confidence, replace=replace)
     if as_json:
         print_json({"bundle": out, "report": asdict(manifest.report), "codecs": [asdict(c) for c in manifest.codecs]})
         return
     _print_export(out, manifest)
-
-
-def _dataset(run: Any, data_dir: str | None) -> Any:
-    from exitflow.experiments.assembly import dataset_of
-
-    system = run.system
-    return dataset_of(replace(system, data=replace(system.data, dir=data_dir)) if data_dir else system)
 
 
 def _print_export(out: str, manifest: Manifest) -> None:
@@ -94,7 +87,7 @@ def _print_export(out: str, manifest: Manifest) -> None:
     click.echo(f"{out}: next: exitflow up {out}")
 
 
-@click.command()
+@click.command(short_help="Serve one node of BUNDLE.")
 @click.argument("bundle")
 @click.option("--node", required=True, metavar="NAME", help="Which node of the bundle this is.")
 @click.option("--listen", default="127.0.0.1:8001", show_default=True, metavar="HOST:PORT", help="gRPC.")
@@ -132,7 +125,7 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
     )
 
 
-@click.command()
+@click.command(short_help="Serve every node of BUNDLE on this machine.")
 @click.argument("bundle")
 @_set
 @json_option
@@ -190,7 +183,7 @@ def _access(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(short_help="Send requests to a tree, and report.")
 @click.argument("targets", nargs=-1, required=True, metavar="BUNDLE|ADDRESS...")
 @click.option("--rate", "total_rate", type=float, metavar="R", help="Requests/s in all; as planned if not given.")
 @click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="N requests at once, instead of arrivals.")
@@ -276,7 +269,7 @@ def _live_table(as_json: bool) -> Any:
     return lambda: Live(console=console, transient=True, auto_refresh=False)
 
 
-@click.command()
+@click.command(short_help="Turn observed rates into a system file.")
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 @click.option("--out", required=True, metavar="FILE", help="The new system file.")
 @click.option("--window", type=click.FloatRange(min=1), metavar="S", help="Watch for S seconds; else since the start.")
@@ -313,7 +306,7 @@ def observe(addresses: tuple[str, ...], out: str, window: float | None, as_json:
     click.echo(f"{out}: next: exitflow plan {out}")
 
 
-@click.command()
+@click.command(short_help="Let nodes load a new bundle.")
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 @_access
 @json_option
@@ -339,7 +332,7 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
     print_table("Loaded", ["node", "bundle"], [[status["node"], status["bundle"][:12]] for status in found])
 
 
-@click.command()
+@click.command(short_help="Make a private CA and certificates for a tree.")
 @click.argument("bundle")
 @click.option("--out", required=True, metavar="DIR", help="The new directory; keep its ca-key.pem to yourself.")
 @click.option(

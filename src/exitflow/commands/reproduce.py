@@ -1,0 +1,82 @@
+"""`exitflow reproduce`: reads options, calls the package, prints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from exitflow.commands.options import data_dir_option, json_option, print_json, split_seeds, workers_option
+from exitflow.errors import ConfigError
+from exitflow.report.terminal import print_figures, print_gradient_variance, progress_bar
+
+
+@click.command(short_help="Run the experiments behind a table.")
+@click.argument("table")
+@click.option("--scale", type=click.Choice(["small", "paper"]), default="small", show_default=True, help="How large.")
+@click.option("--seeds", metavar="N,N", default="9,42,67", show_default=True, help="Every training with each of them.")
+@click.option("--datasets", metavar="A,B", default="cifar10,cifar100", show_default=True, help="On which data.")
+@click.option("--out", metavar="DIR", help="Where results are kept; results/SCALE if not given.")
+@click.option("--device", default="cpu", show_default=True, help="Where PyTorch computes, such as cuda.")
+@workers_option
+@data_dir_option
+@json_option
+def reproduce(
+    table: str,
+    scale: Any,
+    seeds: str,
+    datasets: str,
+    out: str | None,
+    device: str,
+    workers: int | None,
+    data_dir: str | None,
+    as_json: bool,
+) -> None:
+    """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
+
+    TABLE is table1, table2, table4, table5, table6, gradient-variance (the paper's Table 3), ours, parts, peers, or
+    all. Trainings that several cells share run once; a run that was killed goes on where it stood.
+
+    \b
+    Example:
+      exitflow reproduce table1 --data-dir data --seeds 9
+      exitflow reproduce all --scale paper --device cuda
+    """
+    from exitflow.experiments.figures import TableFigures, gradient_variance_json
+    from exitflow.experiments.reproduction import Reproduction
+    from exitflow.experiments.results import Results
+    from exitflow.experiments.tables import GRADIENT_VARIANCE, TABLES, find_table
+
+    chosen = list(TABLES.values()) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
+    names, numbers = _dataset_names(datasets), split_seeds(seeds)
+    results = Results(out or Path("results") / scale)
+    reproduction = Reproduction(results, scale, data_dir, device)
+    reproduction.check(names)
+    jobs = reproduction.missing(chosen, numbers, names)
+    measured = [(name, seed) for name in names for seed in numbers] if table in ("all", GRADIENT_VARIANCE) else []
+    with progress_bar(len(jobs), unit="trainings") as show:
+        reproduction.run(jobs, workers=workers or os.cpu_count() or 1, observer=show)
+        for name, seed in measured:
+            show(f"gradient variance, {name}, seed {seed}", len(jobs))
+            reproduction.measure_gradient_variance(name, seed)
+    figures = [TableFigures(each, results, tuple(numbers)) for each in chosen]
+    if as_json:
+        tables = [each.to_json(names) for each in figures]
+        print_json(tables + ([gradient_variance_json(results, names, numbers)] if measured else []))
+        return
+    for each in figures:
+        print_figures(each, names)
+    if measured:
+        print_gradient_variance(results, names, numbers)
+
+
+def _dataset_names(text: str) -> list[str]:
+    from exitflow.experiments.tables import DATASETS
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in DATASETS:
+            raise ConfigError(f"expected cifar10, cifar100 or both, got {name!r}", key="--datasets")
+    return names
