@@ -22,6 +22,7 @@ LAYERS = (
     "models",
     "topology",
     "tensors",
+    "certificates",
     "files",
     "config",
     "seeds",
