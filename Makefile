@@ -18,7 +18,7 @@ demo: .venv/.installed  ## plan, train with five weightings, compare, serve: abo
 	$(BIN)/exitflow export runs/demo/auto-seed-9 --out runs/demo/bundle
 	$(BIN)/exitflow load runs/demo/bundle --duration 15
 
-# The tests of federations mostly wait, for nodes that are frozen or killed; so they run beside the others.
+# Tests of federations mostly wait, for nodes that start, are frozen or killed; so they run beside the others.
 test: .venv/.installed-dev  ## the whole test suite
 	@$(BIN)/pytest -m federation > .federation-tests.log 2>&1 & federation=$$!; \
 	$(BIN)/pytest -m "not federation and not slow"; code=$$?; \

@@ -89,9 +89,11 @@ def main() -> None:
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(sys.argv[1])
-    os.chmod(sys.argv[1], 0o600)
+    not_yet = f"{sys.argv[1]}.new"  # who finds the socket may connect at once
+    listener.bind(not_yet)
+    os.chmod(not_yet, 0o600)
     listener.listen(100)
+    os.rename(not_yet, sys.argv[1])
     _serve(listener, woken, programs)
 
 
