@@ -18,11 +18,9 @@ demo: .venv/.installed  ## plan, train with five weightings, compare, serve: abo
 	$(BIN)/exitflow export runs/demo/auto-seed-9 --out runs/demo/bundle
 	$(BIN)/exitflow load runs/demo/bundle --duration 15
 
-# Tests of federations mostly wait, for nodes that start, are frozen or killed; so they run beside the others.
+# Three at a time, as many tests mostly wait, for processes that start, are frozen or killed.
 test: .venv/.installed-dev  ## the whole test suite
-	@$(BIN)/pytest -m federation > .federation-tests.log 2>&1 & federation=$$!; \
-	$(BIN)/pytest -m "not federation and not slow"; code=$$?; \
-	wait $$federation || code=1; cat .federation-tests.log; exit $$code
+	$(BIN)/pytest --numprocesses 3 --dist loadfile -m "not slow"
 
 test-all: test  ## and the tests that take longest
 	$(BIN)/pytest -m slow

@@ -41,8 +41,8 @@ def test_linked_files_exist():
         assert (ROOT / "docs" / link).exists(), link
 
 
-@pytest.mark.federation
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_what_runs_on_one_machine_gives_the_same_with_flower_ray_and_one_process(tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     exitflow = os.path.join(os.path.dirname(sys.executable), "exitflow")

@@ -30,10 +30,8 @@ FAMILIES = {
     "separate": SeparateNetworks(network=SlimResNet(**TRUNK)),
 }
 NEEDED = {"ray": "ray", "flower": "flwr"}  # what a backend needs beyond the package
-SLOW_TO_START = ("ray", "flower")  # these try every family, and every weighting once
-TRIED_BACKENDS = [
-    pytest.param(name, marks=pytest.mark.federation) if name in SLOW_TO_START else name for name in BACKENDS
-]
+SLOW_TO_START = ("ray", "flower")  # these try every family with one weighting, in `make test-all`
+BACKENDS_TRIED = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_TO_START else name for name in BACKENDS]
 
 
 class Stop(Exception):
@@ -73,7 +71,7 @@ def pairs_for(backend):
     return [(family, names[index % len(names)]) for index, family in enumerate(FAMILIES)]
 
 
-@pytest.mark.parametrize("backend", TRIED_BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_TRIED)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_trains_and_resumes_bit_for_bit(tmp_path, uninterrupted, request, backend, family):
     if importlib.util.find_spec(NEEDED.get(backend, "exitflow")) is None:

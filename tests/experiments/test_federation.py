@@ -28,7 +28,7 @@ from exitflow.federated.local import NodeData
 from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.weighting import WEIGHTINGS
 
-pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 SYSTEM = """
 [[tiers]]

@@ -9,7 +9,7 @@ import torch
 from exitflow.experiments.runs import Run
 from tests.experiments.test_federation import SAMPLES, Machines, expected_state
 
-pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 PREFIX = "exitflow-test"
 LINKS = {  # of every node, in each direction

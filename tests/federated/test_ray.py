@@ -21,13 +21,13 @@ NAMESPACE = "exitflow-test-ray"
 
 @pytest.mark.parametrize(
     ("address", "problem"),
-    [("nowhere", "expected HOST:PORT"), (f"127.0.0.1:{free_ports(1)[0]}", "nobody answers at 127.0.0.1:")],
+    [("nowhere", "expected HOST:PORT"), ("127.0.0.1:{free}", "nobody answers at 127.0.0.1:")],
 )
 def test_an_address_without_a_cluster_is_named_at_once(address, problem):
     from exitflow.federated.backends.ray import _check_reachable
 
     with pytest.raises(ConfigError, match=f"--address: {problem}"):
-        _check_reachable(address)
+        _check_reachable(address.format(free=free_ports(1)[0]))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from exitflow.federated.flower.local import LocalFederation
 from exitflow.federated.loop import run_rounds
 from tests.federated.test_backends import VARIANTS, assembled, final_state
 
-pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 NODES = [*(f"device-{index}" for index in range(4)), "edge-0", "edge-1", "cloud-0"]
 

@@ -17,7 +17,7 @@ from exitflow.federated.flower.local import LocalFederation
 from exitflow.federated.types import Missing, Update
 from tests.small import image_dataset, task_of, tiny_system
 
-pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 NODES = ["device-0", "device-1", "device-2", "cloud-0"]
 DEADLINE = 25.0
