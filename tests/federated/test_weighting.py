@@ -101,6 +101,12 @@ def test_adaptive_weighs_an_exit_by_its_wrong_answers_as_served():
     assert WEIGHTINGS["adaptive"](replace(known, served_error=np.zeros(3)), 1) == pytest.approx(shares)
 
 
-def test_auto_follows_the_serving_shares_and_leaves_no_exit_out():
-    weights = WEIGHTINGS["auto"](profile(serve_share=np.array([1.0, 0.0, 0.0])), 1)
-    assert weights == pytest.approx([0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3])
+def test_auto_weighs_an_exit_by_its_traffic_and_by_the_data_that_can_train_it():
+    shares = np.array([1.0, 0.0, 0.0])
+    alike = profile(serve_share=shares)
+    assert alike.exit_samples.tolist() == [15000, 15000, 15000]
+    assert WEIGHTINGS["auto"](alike, 1) == pytest.approx([4 / 6, 1 / 6, 1 / 6])
+    all_exits = profile(serve_share=shares, probabilities=np.array([[1.0, 0, 0]] * 4 + [[1, 1, 0]] * 2 + [[1, 1, 1]]))
+    assert all_exits.exit_samples.tolist() == [45000, 30000, 15000]
+    parts = np.array([4 * 3**2, 2**2, 1])
+    assert WEIGHTINGS["auto"](all_exits, 1) == pytest.approx(parts / parts.sum())

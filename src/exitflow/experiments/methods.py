@@ -215,7 +215,7 @@ METHODS: dict[str, Method] = {
     for method in (
         Method(
             "exitflow",
-            "all exits of a node at once, weighted by what they serve, but for a tenth that all share",
+            "all exits of a node at once, weighted by traffic and by the data that can train each",
             "this package",
             _exitflow,
             knows_serving_rates=True,

@@ -85,8 +85,13 @@ def adaptive(profile: ExitProfile, round: int) -> FloatArray:
 
 
 def auto(profile: ExitProfile, round: int) -> FloatArray:
-    """Lambda, but for a tenth that all exits share, so that none is left untrained; a node trains all its exits."""
-    return 0.9 * _normalised(profile.serve_share) + 0.1 * equal_weight(profile, round)
+    """Halfway between Lambda and equal weights, times the square of the data that can train each exit.
+
+    For nodes that train all their exits at once, and the `coverage` step: what only a deep exit covers learns at full
+    speed there under any weights. They decide who shapes the layers that exits share, and all data do that best.
+    """
+    traffic = (_normalised(profile.serve_share) + equal_weight(profile, round)) / 2
+    return _normalised(traffic * (profile.exit_samples / profile.exit_samples.max()) ** 2)
 
 
 def least_noise(profile: ExitProfile) -> FloatArray:
