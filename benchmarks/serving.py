@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -116,17 +117,17 @@ class Server:
 @contextmanager
 def serving(name: str, command: list[str], kind: str, port: int, **options: Any) -> Iterator[Server]:
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, **options)
+        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True, **options)
         try:
             _wait_for(port, process, log)
             yield Server(name, process, kind, f"127.0.0.1:{port}")
         finally:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # workers that outlive their server
+            process.wait()
 
 
 def _wait_for(port: int, process: subprocess.Popen[str], log: Any) -> None:
