@@ -9,21 +9,12 @@ import sys
 import time
 
 import pytest
-from click.testing import CliRunner
 
-from exitflow.cli import main
 from exitflow.federated.weighting import WEIGHTINGS
+from tests.command import call
 from tests.small import TINY
 
 TINY_OPTIONS = [part for override in TINY for part in ("--set", override)]
-
-
-def call(*args, code=0):
-    result = CliRunner().invoke(main, [str(arg) for arg in args])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")

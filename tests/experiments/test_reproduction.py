@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from exitflow.cli import main
 from exitflow.errors import RunError, TrainingError
 from exitflow.experiments import reproduction as module
 from exitflow.experiments.reproduction import Reproduction
 from exitflow.experiments.results import Results, read_json
+from tests.command import call
 from tests.experiments import tiny_tables
 from tests.experiments.tiny_tables import DISTINCT, TABLE
 
@@ -56,14 +55,6 @@ def done(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     tiny_tables.patch(monkeypatch.setattr, 4)
-
-
-def call(*args, code=0):
-    result = CliRunner().invoke(main, [str(arg) for arg in args])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_every_distinct_training_leaves_a_result_and_no_weights(done):

@@ -8,19 +8,10 @@ import sys
 import time
 
 import pytest
-from click.testing import CliRunner
 
-from exitflow.cli import main
 from exitflow.serving.cluster import LocalCluster, running_tree
+from tests.command import call
 from tests.serving.small import chain, make_bundle
-
-
-def call(*args, code=0):
-    result = CliRunner().invoke(main, [str(arg) for arg in args])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def start_up(bundle):

@@ -6,23 +6,18 @@ import warnings
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
-from exitflow.cli import main
 from exitflow.experiments.runs import Run
 from exitflow.serving.bundle import load_bundle
 from exitflow.serving.engine import Engine
+from tests import command
 from tests.small import TINY
 
 
 def call(*args, code=0):
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # those of the exporter are its own
-        result = CliRunner().invoke(main, [str(arg) for arg in args])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
+        return command.call(*args, code=code)
 
 
 @pytest.fixture(scope="module")
