@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from exitflow.serving import batching
 from exitflow.serving.batching import Batcher, OverloadedError
 
 
@@ -143,7 +144,9 @@ def test_a_batch_that_fails_does_not_stop_the_next():
     run(scenario)
 
 
-def test_under_load_a_batch_waits_until_it_has_its_usual_size():
+def test_under_load_a_quick_batch_waits_until_it_has_its_usual_size(monkeypatch):
+    monkeypatch.setattr(batching, "INLINE_SECONDS", 20.0)
+
     async def scenario():
         harness = Harness(max_wait=10.0)
         harness.batcher._usual_batch, harness.batcher._usual_seconds = 4.0, 10.0
@@ -154,5 +157,17 @@ def test_under_load_a_batch_waits_until_it_has_its_usual_size():
         harness.batcher.submit(Job())
         await harness.finish()
         assert harness.batches == [[1, 1, 1, 1]]
+
+    run(scenario)
+
+
+def test_a_slow_batch_begins_at_once_because_the_next_gathers_meanwhile():
+    async def scenario():
+        harness = Harness(max_wait=10.0)
+        harness.batcher._usual_batch, harness.batcher._usual_seconds = 4.0, 10.0
+        for _ in range(3):
+            harness.batcher.submit(Job())
+        await harness.finish()
+        assert harness.batches == [[1, 1, 1]]
 
     run(scenario)

@@ -1,9 +1,9 @@
 """Requests into batches, with a wait that follows the load.
 
 Alone, a request is computed at once. As long as others keep coming in every turn of the event loop, they are gathered;
-while a batch is being computed, the next gathers. When batches have been forming, the next one is given a moment to
-fill up to the size that is usual of late, but never longer than a batch takes to compute. The queue is bounded: what
-does not fit is refused at once.
+while a batch is being computed, the next gathers. A quick batch is computed in the event loop, where nothing gathers
+meanwhile: when such batches have been forming, the next one is given a moment to fill up to the size that is usual of
+late, but never longer than a batch takes to compute. The queue is bounded: what does not fit is refused at once.
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ class Batcher(Generic[J, R]):
         return self.queued >= self._max_batch or self.queued + 0.5 >= self._usual_batch > 1.5
 
     @property
+    def _computes_inline(self) -> bool:
+        return 0 < self._usual_seconds < (INLINE_SECONDS if self._usual_batch > 1.5 else INLINE_SECONDS_ALONE)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is queued or computed."""
         return not self._queue and not self._busy
@@ -111,7 +115,7 @@ class Batcher(Generic[J, R]):
         elif self._came and waited < self._max_wait:
             self._came = False
             self._timer = self._loop.call_soon(self._gather)
-        elif self.queued + 0.5 < self._usual_batch and left > 0:
+        elif self._computes_inline and self.queued + 0.5 < self._usual_batch and left > 0:
             self._timer = self._loop.call_later(left, self._start)
         else:
             self._start()
@@ -122,7 +126,7 @@ class Batcher(Generic[J, R]):
         if not jobs:
             return
         started = monotonic()
-        if 0 < self._usual_seconds < (INLINE_SECONDS if self._usual_batch > 1.5 else INLINE_SECONDS_ALONE):
+        if self._computes_inline:
             try:
                 result: R | Exception = self._compute(jobs)
             except Exception as error:
