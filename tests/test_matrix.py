@@ -1,23 +1,32 @@
 """Every family under every weighting on every backend: it trains, resumes bit for bit, evaluates, exports and serves.
 
-Backends come from the table of the package, and exporting and serving are tried where the package has them, so what
-is added there is tried here.
+Backends come from the table of the package, so what is added there is tried here.
 """
 
+import asyncio
 import functools
 import importlib.util
 from dataclasses import replace
 
 import numpy as np
+import onnxruntime
 import pytest
+import tomli_w
 import torch
 
+from exitflow.config import encode
 from exitflow.experiments.methods import METHODS, apply_method
 from exitflow.experiments.runs import evaluate
 from exitflow.experiments.training import resume, train
 from exitflow.federated.backends import BACKENDS
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.specs import CommonNetwork, DepthWidthResNet, EarlyExitResNet, SeparateNetworks, SlimResNet
+from exitflow.serving.bundle import load_bundle
+from exitflow.serving.cluster import LocalCluster
+from exitflow.serving.export import Trained, export_bundle
+from exitflow.serving.onnx_segments import export_segments
+from tests.serving.asking import ask_all, expected
+from tests.serving.small import chain
 from tests.small import image_dataset, tiny_system
 
 DATA = image_dataset(96)
@@ -116,23 +125,14 @@ def test_every_method_resumes_bit_for_bit(tmp_path, method):
     assert bits(resume(tmp_path / "cut", dataset=DATA, backend="processes", workers=2)) == bits(whole)
 
 
-EXPORTS = importlib.util.find_spec("exitflow.serving") and importlib.util.find_spec("exitflow.serving.onnx_segments")
-
-
-@pytest.mark.skipif(not EXPORTS, reason="the package does not serve yet")
-@pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="onnx is not installed")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterrupted, family):
     """Each is given what the one before it gives, as nodes do."""
-    import onnxruntime
-
-    from exitflow.serving.onnx_segments import export_segments
-
     run = uninterrupted(family, "serving-rate")
-    expected = run.outputs(DATA).logits
+    expected_logits = run.outputs(DATA).logits
     segments = export_segments(run.model(DATA), DATA.test.inputs, DATA.preparation)
     carry = DATA.test.inputs.numpy()
-    for segment, logits in zip(segments, expected, strict=True):
+    for segment, logits in zip(segments, expected_logits, strict=True):
         session = onnxruntime.InferenceSession(segment.SerializeToString())
         outputs = dict(
             zip([output.name for output in session.get_outputs()], session.run(None, {"carry": carry}), strict=True)
@@ -141,14 +141,14 @@ def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterr
         carry = outputs.get("features")
 
 
-@pytest.mark.skipif(not EXPORTS, reason="the package does not serve yet")
-@pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="onnx is not installed")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_makes_a_bundle_that_can_be_served(tmp_path, uninterrupted, family):
-    from exitflow.serving.bundle import load_bundle
-    from exitflow.serving.export import Trained, export_bundle
-
-    run = uninterrupted(family, "serving-rate")
-    trained = Trained(run.system.name, run.model(DATA), DATA, run.system.topology, run.system.to_toml())
-    export_bundle(trained, tmp_path / "bundle")
-    assert load_bundle(tmp_path / "bundle")
+def test_every_family_answers_from_running_nodes_as_in_the_evaluation(tmp_path, uninterrupted, family):
+    run, topology = uninterrupted(family, "serving-rate"), chain()
+    system = tomli_w.dumps({"nodes": [encode(node) for node in topology.nodes]})
+    export_bundle(Trained(run.system.name, run.model(DATA), DATA, topology, system), tmp_path / "bundle")
+    bundle = load_bundle(tmp_path / "bundle")
+    samples = bundle.samples()
+    with LocalCluster(bundle, options=["--set=control=threshold", "--set=forward_timeout=30"]) as tree:
+        found = asyncio.run(ask_all(tree.places["device"].grpc, bundle.manifest.name, samples.inputs))
+    assert found == expected(bundle, "device", samples)
+    assert len({exit for _, exit, _ in found}) > 1
