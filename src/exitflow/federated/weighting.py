@@ -88,10 +88,13 @@ def auto(profile: ExitProfile, round: int) -> FloatArray:
     """Halfway between Lambda and equal weights, times the square of the data that can train each exit.
 
     For nodes that train all their exits at once, and the `coverage` step: what only a deep exit covers learns at full
-    speed there under any weights. They decide who shapes the layers that exits share, and all data do that best.
+    speed there under any weights. They decide who shapes the layers that exits share, and all data do that best. All
+    exits share a tenth, so that none is left untrained under another step.
     """
-    traffic = (_normalised(profile.serve_share) + equal_weight(profile, round)) / 2
-    return _normalised(traffic * (profile.exit_samples / profile.exit_samples.max()) ** 2)
+    equal = equal_weight(profile, round)
+    traffic = (_normalised(profile.serve_share) + equal) / 2
+    data = (profile.exit_samples / profile.exit_samples.max()) ** 2
+    return 0.9 * _normalised(traffic * data) + 0.1 * equal
 
 
 def least_noise(profile: ExitProfile) -> FloatArray:
