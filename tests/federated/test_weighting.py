@@ -108,5 +108,5 @@ def test_auto_weighs_an_exit_by_its_traffic_and_by_the_data_that_can_train_it():
     assert WEIGHTINGS["auto"](alike, 1) == pytest.approx(0.9 * np.array([4, 1, 1]) / 6 + 0.1 / 3)
     all_exits = profile(serve_share=shares, probabilities=np.array([[1.0, 0, 0]] * 4 + [[1, 1, 0]] * 2 + [[1, 1, 1]]))
     assert all_exits.exit_samples.tolist() == [45000, 30000, 15000]
-    parts = np.array([4 * 3**2, 2**2, 1])
+    parts = np.array([4 * 3**4, 2**4, 1])
     assert WEIGHTINGS["auto"](all_exits, 1) == pytest.approx(0.9 * parts / parts.sum() + 0.1 / 3)

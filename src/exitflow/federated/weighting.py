@@ -85,7 +85,7 @@ def adaptive(profile: ExitProfile, round: int) -> FloatArray:
 
 
 def auto(profile: ExitProfile, round: int) -> FloatArray:
-    """Halfway between Lambda and equal weights, times the square of the data that can train each exit.
+    """Halfway between Lambda and equal weights, times the fourth power of the data that can train each exit.
 
     For nodes that train all their exits at once, and the `coverage` step: what only a deep exit covers learns at full
     speed there under any weights. They decide who shapes the layers that exits share, and all data do that best. All
@@ -93,7 +93,7 @@ def auto(profile: ExitProfile, round: int) -> FloatArray:
     """
     equal = equal_weight(profile, round)
     traffic = (_normalised(profile.serve_share) + equal) / 2
-    data = (profile.exit_samples / profile.exit_samples.max()) ** 2
+    data = (profile.exit_samples / profile.exit_samples.max()) ** 4
     return 0.9 * _normalised(traffic * data) + 0.1 * equal
 
 
