@@ -101,12 +101,17 @@ def test_adaptive_weighs_an_exit_by_its_wrong_answers_as_served():
     assert WEIGHTINGS["adaptive"](replace(known, served_error=np.zeros(3)), 1) == pytest.approx(shares)
 
 
-def test_auto_weighs_an_exit_by_its_traffic_and_by_the_data_that_can_train_it():
+def test_auto_follows_the_serving_shares_and_leaves_no_exit_out():
+    weights = WEIGHTINGS["auto"](profile(serve_share=np.array([1.0, 0.0, 0.0])), 1)
+    assert weights == pytest.approx([0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3])
+
+
+def test_auto_weighs_an_exit_by_its_traffic_and_data_where_no_weight_slows_a_deep_layer():
     shares = np.array([1.0, 0.0, 0.0])
-    alike = profile(serve_share=shares)
+    alike = profile(serve_share=shares, normalised_step=True)
     assert alike.exit_samples.tolist() == [15000, 15000, 15000]
     assert WEIGHTINGS["auto"](alike, 1) == pytest.approx(0.9 * np.array([4, 1, 1]) / 6 + 0.1 / 3)
-    all_exits = profile(serve_share=shares, probabilities=np.array([[1.0, 0, 0]] * 4 + [[1, 1, 0]] * 2 + [[1, 1, 1]]))
+    all_exits = replace(alike, probabilities=np.array([[1.0, 0, 0]] * 4 + [[1, 1, 0]] * 2 + [[1, 1, 1]]))
     assert all_exits.exit_samples.tolist() == [45000, 30000, 15000]
     parts = np.array([4 * 3**4, 2**4, 1])
     assert WEIGHTINGS["auto"](all_exits, 1) == pytest.approx(0.9 * parts / parts.sum() + 0.1 / 3)

@@ -90,6 +90,7 @@ class Assembly:
             samples=np.array([float(count) for count in self.samples.values()]),
             probabilities=probabilities,
             num_rounds=self.system.training.rounds,
+            normalised_step=self.system.training.server_step == "coverage",
         )
 
     def measured_profile(self, table: GradientTable) -> ExitProfile:

@@ -26,6 +26,9 @@ class ExitProfile:
     samples: FloatArray  # (N,) |S_i|
     probabilities: FloatArray  # (N, E) p_{i,e}
     num_rounds: int  # T
+    normalised_step: bool = (
+        False  # the server divides by what covers an element: no weight slows what one exit alone has
+    )
     gradient_variance: FloatArray | None = None  # (E,) v_e, measured; only where the weighting needs it
     bound: BoundInputs | None = None  # Theorem 1 for this training, from what was measured; likewise
     served_error: FloatArray | None = None  # (E,) on what each exit serves, on the last validation; None before it
@@ -85,16 +88,17 @@ def adaptive(profile: ExitProfile, round: int) -> FloatArray:
 
 
 def auto(profile: ExitProfile, round: int) -> FloatArray:
-    """Halfway between Lambda and equal weights, times the fourth power of the data that can train each exit.
+    """For nodes that train all their exits at once: Lambda, or where the step is `coverage`, by traffic and data.
 
-    For nodes that train all their exits at once, and the `coverage` step: what only a deep exit covers learns at full
-    speed there under any weights. They decide who shapes the layers that exits share, and all data do that best. All
-    exits share a tenth, so that none is left untrained under another step.
+    There, what only a deep exit covers learns at full speed under any weights. They decide who shapes the layers that
+    exits share, and all data do that best: halfway between Lambda and equal weights, times the fourth power of the
+    data that can train each exit. In both cases all exits share a tenth, so that none is left untrained.
     """
-    equal = equal_weight(profile, round)
-    traffic = (_normalised(profile.serve_share) + equal) / 2
-    data = (profile.exit_samples / profile.exit_samples.max()) ** 4
-    return 0.9 * _normalised(traffic * data) + 0.1 * equal
+    equal, wanted = equal_weight(profile, round), _normalised(profile.serve_share)
+    if profile.normalised_step:
+        data = (profile.exit_samples / profile.exit_samples.max()) ** 4
+        wanted = _normalised((wanted + equal) / 2 * data)
+    return 0.9 * wanted + 0.1 * equal
 
 
 def least_noise(profile: ExitProfile) -> FloatArray:
