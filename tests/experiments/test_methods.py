@@ -17,6 +17,7 @@ from exitflow.experiments.system import System, decode_system, load_system
 from exitflow.experiments.tables import TABLES, distinct_trainings
 from exitflow.experiments.training import train
 from exitflow.federated.sampling import sample_tasks
+from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.specs import DepthWidthResNet, SlimResNet
 from exitflow.topology.graph import Node, Topology
 from tests.small import image_dataset, tiny_system
@@ -157,3 +158,16 @@ def test_the_table_of_peers_holds_every_method_and_trains_what_ignores_the_setti
     served = {job.method: job.served_as["80-15-5"] for job in jobs}
     assert served["all-cloud"] == "0-0-100"
     assert served["fjord"] == "80-15-5"
+
+
+def test_auto_follows_the_data_under_coverage_and_the_traffic_under_the_papers_step():
+    """Exit 1 serves almost nothing here, and all data can train it."""
+    changes = ("training.weighting=auto", "training.local_exits=all")
+    weights = {
+        step: WEIGHTINGS["auto"](
+            Assembly(tiny_system(*changes, f"training.server_step={step}", source="paper-7:5-15-80"), DATA).profile, 1
+        )
+        for step in ("coverage", "paper")
+    }
+    assert weights["coverage"].argmax() == 0
+    assert weights["paper"].argmax() == 2

@@ -165,9 +165,13 @@ def test_a_slow_batch_begins_at_once_because_the_next_gathers_meanwhile():
     async def scenario():
         harness = Harness(max_wait=10.0)
         harness.batcher._usual_batch, harness.batcher._usual_seconds = 4.0, 10.0
+        harness.release.clear()
         for _ in range(3):
             harness.batcher.submit(Job())
+        await asyncio.sleep(0.02)
+        harness.batcher.submit(Job())  # the fourth comes too late for them
+        harness.release.set()
         await harness.finish()
-        assert harness.batches == [[1, 1, 1]]
+        assert harness.batches == [[1, 1, 1], [1]]
 
     run(scenario)

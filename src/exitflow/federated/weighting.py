@@ -26,9 +26,7 @@ class ExitProfile:
     samples: FloatArray  # (N,) |S_i|
     probabilities: FloatArray  # (N, E) p_{i,e}
     num_rounds: int  # T
-    normalised_step: bool = (
-        False  # the server divides by what covers an element: no weight slows what one exit alone has
-    )
+    normalised_step: bool = False  # the server step is `coverage`: no weight slows what one exit alone covers
     gradient_variance: FloatArray | None = None  # (E,) v_e, measured; only where the weighting needs it
     bound: BoundInputs | None = None  # Theorem 1 for this training, from what was measured; likewise
     served_error: FloatArray | None = None  # (E,) on what each exit serves, on the last validation; None before it
