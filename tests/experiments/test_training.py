@@ -145,6 +145,18 @@ def test_a_run_that_was_cut_off_ends_with_the_bits_of_an_uninterrupted_one(tmp_p
     assert drop_times == [{**record, "seconds": 0} for record in whole.records]
 
 
+def test_training_does_not_load_the_compiler(tmp_path):
+    """Which PyTorch would do unasked, for seconds, in every process that trains."""
+    code = f"""
+import sys
+from exitflow import train
+from tests.small import image_dataset, tiny_system
+train(tiny_system("training.weighting=auto"), {str(tmp_path / "run")!r}, dataset=image_dataset(96))
+print("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
+
+
 @pytest.mark.parametrize("backend", ["serial", "processes"])
 def test_a_run_killed_with_sigkill_ends_with_the_bits_of_an_uninterrupted_one(tmp_path, backend):
     overrides = [*TINY, "training.rounds=40", "training.momentum_between_rounds=keep"]

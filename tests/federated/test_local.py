@@ -55,6 +55,25 @@ def test_the_local_gradient_agrees_with_finite_differences(exit):
                 assert slope == 0.0
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 5e-4])
+def test_steps_are_those_of_pytorchs_sgd_to_the_bit(momentum, decay):
+    steps, rate = 4, 0.1
+    spec = TrainingSpec(schedule="constant", learning_rate=rate, momentum=momentum, weight_decay=decay, batch_size=4)
+    model, trainer = image_trainer(spec, steps, dtype=torch.float32)
+    update = trainer.train(initial_state(model), Task(1, "node", (2,), (1.0,), 1.0, seed=5))
+    layout = trainer._workplace(2).layout
+    network = model.submodel(2).train().to(memory_format=layout)
+    optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=momentum, weight_decay=decay)
+    for batch in itertools.islice(trainer.data.batches("node", 4, seed=5), steps):
+        optimizer.zero_grad()
+        inputs = trainer.data.preparation(batch.inputs, dtype=torch.float32).contiguous(memory_format=layout)
+        F.cross_entropy(network(inputs)[0], batch.labels).backward()
+        optimizer.step()
+    for name, param in network.named_parameters():
+        assert torch.equal(update.delta[name], param.detach() - model.get_parameter(name)), name
+
+
 def literal_sgd(weights, gradient, num_steps, rate, momentum, decay, velocity=None):
     """v <- m v + (g + d w); w <- w - r v, as PyTorch defines it: the first v is the gradient itself."""
     for step in range(num_steps):

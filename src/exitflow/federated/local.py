@@ -90,29 +90,25 @@ class LocalTrainer:
         reaching_weights = place.reaching_weights(loss_weights) if self.spec.averages_elements else []
         received = [param.detach().clone() for param in place.params.values()] if self.spec.proximal_weight else []
         objective = make_objective(self.spec, task.round)
-        optimizer = torch.optim.SGD(
-            place.params.values(), lr=1.0, momentum=self.spec.momentum, weight_decay=self.spec.weight_decay
-        )
+        momentum: dict[str, Tensor] = {}
         state_round = None
         if self.states:
-            place.restore_momentum(optimizer, self.states.load(task))
+            momentum = place.matching(self.states.load(task))
             state_round = self.states.round_of(task)
         num_samples = len(self.data.indices[task.node])
         batches = self.data.batches(task.node, min(self.spec.batch_size, num_samples), seed=task.seed)
         total_losses = torch.zeros(2, len(task.exits), dtype=place.dtype, device=self.device)  # sums, and of how many
         for step, exits in enumerate(step_exits(task, self.spec, self.num_steps)):
-            optimizer.param_groups[0]["lr"] = self.schedule(task.round, step)
-            optimizer.zero_grad()
             losses = self._losses(place, next(batches), exits, objective)
             trained = [task.exits.index(exit) for exit in exits]
             (losses @ loss_weights[trained]).backward()  # type: ignore[no-untyped-call]
             for param, weight in zip(place.params.values(), reaching_weights, strict=False):
                 param.grad.div_(weight)  # type: ignore[union-attr]
             place.pull_back(received, self.spec.proximal_weight)
-            optimizer.step()
+            place.descend(self.schedule(task.round, step), momentum, self.spec)
             total_losses[0, trained] += losses.detach()
             total_losses[1, trained] += 1
-        if self.states and all_finite(momentum := place.momentum(optimizer)):
+        if self.states and all_finite(momentum):
             self.states.save(task, momentum)
         means = (total_losses[0] / total_losses[1]).tolist()
         counts = total_losses[1].tolist()
@@ -188,6 +184,7 @@ class _Workplace:
     @torch.no_grad()
     def load(self, state: ServerState) -> None:
         """Lines 4 and 6: what the server sent."""
+        self.network.zero_grad()  # of a task that failed
         copy_into(self.params, take(state.params, self.coverage))
         copy_into(self.buffers, take(state.buffers, self.coverage))
 
@@ -220,16 +217,26 @@ class _Workplace:
         """The statistics after the last step, on the CPU."""
         return {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
 
-    def momentum(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """By name of the parameter; {} where there is no momentum."""
-        found = {name: optimizer.state[param].get("momentum_buffer") for name, param in self.params.items()}
-        return {name: buffer for name, buffer in found.items() if buffer is not None}
+    def matching(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies, each with the device and the layout of the parameter of its name."""
+        return {name: torch.empty_like(self.params[name]).copy_(tensor) for name, tensor in tensors.items()}
 
-    def restore_momentum(self, optimizer: torch.optim.Optimizer, momentum: Mapping[str, Tensor]) -> None:
-        """Begin with the momentum of an earlier round."""
-        for name, buffer in momentum.items():
-            param = self.params[name]
-            optimizer.state[param]["momentum_buffer"] = torch.empty_like(param).copy_(buffer)
+    @torch.no_grad()
+    def descend(self, learning_rate: float, momentum: dict[str, Tensor], spec: TrainingSpec) -> None:
+        """A step of SGD, which uses up the gradients and keeps `momentum` up to date.
+
+        To the bit as `torch.optim.SGD`, which would take seconds to load PyTorch's compiler into every process.
+        """
+        for name, param in self.params.items():
+            step, param.grad = param.grad, None
+            if step is None:
+                continue
+            if spec.weight_decay:
+                step = step.add(param, alpha=spec.weight_decay)
+            if spec.momentum:
+                momentum[name] = momentum[name].mul_(spec.momentum).add_(step) if name in momentum else step.clone()
+                step = momentum[name]
+            param.add_(step, alpha=-learning_rate)
 
 
 def _moments(gradients: Iterator[tuple[Tensor, ...]]) -> tuple[float, float]:

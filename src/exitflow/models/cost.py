@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from exitflow.models.nested import NestedModel
 
@@ -28,7 +30,28 @@ def joint_cost(model: NestedModel, exits: Sequence[int], input_shape: tuple[int,
     """Of several exits that are computed together; of one, its own."""
     submodel = model.submodel(*exits).eval()
     dtype = next(submodel.parameters()).dtype
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with _FlopCounter() as counter, torch.no_grad():
         submodel(torch.zeros(1, *input_shape, dtype=dtype))
     num_parameters = sum(parameter.numel() for parameter in submodel.parameters())
-    return ExitCost(counter.get_total_flops() // 2, num_parameters)
+    return ExitCost(counter.total // 2, num_parameters)
+
+
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The total of PyTorch's own FlopCounterMode, which would take seconds to load PyTorch's compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        return result
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
