@@ -24,7 +24,6 @@ from exitflow.models.specs import CommonNetwork, DepthWidthResNet, EarlyExitResN
 from exitflow.serving.bundle import load_bundle
 from exitflow.serving.cluster import LocalCluster
 from exitflow.serving.export import Trained, export_bundle
-from exitflow.serving.onnx_segments import export_segments
 from tests.serving.asking import ask_all, expected
 from tests.serving.small import chain
 from tests.small import image_dataset, tiny_system
@@ -125,15 +124,28 @@ def test_every_method_resumes_bit_for_bit(tmp_path, method):
     assert bits(resume(tmp_path / "cut", dataset=DATA, backend="processes", workers=2)) == bits(whole)
 
 
+@pytest.fixture(scope="module")
+def exported(uninterrupted, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+
+    @functools.cache
+    def bundle_of(family):
+        run, topology = uninterrupted(family, "serving-rate"), chain()
+        system = tomli_w.dumps({"nodes": [encode(node) for node in topology.nodes]})
+        export_bundle(Trained(run.system.name, run.model(DATA), DATA, topology, system), folder / family)
+        return load_bundle(folder / family)
+
+    return bundle_of
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterrupted, family):
+def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterrupted, exported, family):
     """Each is given what the one before it gives, as nodes do."""
-    run = uninterrupted(family, "serving-rate")
-    expected_logits = run.outputs(DATA).logits
-    segments = export_segments(run.model(DATA), DATA.test.inputs, DATA.preparation)
     carry = DATA.test.inputs.numpy()
-    for segment, logits in zip(segments, expected_logits, strict=True):
-        session = onnxruntime.InferenceSession(segment.SerializeToString())
+    for segment, logits in zip(
+        exported(family).segments, uninterrupted(family, "serving-rate").outputs(DATA).logits, strict=True
+    ):
+        session = onnxruntime.InferenceSession(segment)
         outputs = dict(
             zip([output.name for output in session.get_outputs()], session.run(None, {"carry": carry}), strict=True)
         )
@@ -142,11 +154,8 @@ def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterr
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_answers_from_running_nodes_as_in_the_evaluation(tmp_path, uninterrupted, family):
-    run, topology = uninterrupted(family, "serving-rate"), chain()
-    system = tomli_w.dumps({"nodes": [encode(node) for node in topology.nodes]})
-    export_bundle(Trained(run.system.name, run.model(DATA), DATA, topology, system), tmp_path / "bundle")
-    bundle = load_bundle(tmp_path / "bundle")
+def test_every_family_answers_from_running_nodes_as_in_the_evaluation(exported, family):
+    bundle = exported(family)
     samples = bundle.samples()
     with LocalCluster(bundle, options=["--set=control=threshold", "--set=forward_timeout=30"]) as tree:
         found = asyncio.run(ask_all(tree.places["device"].grpc, bundle.manifest.name, samples.inputs))

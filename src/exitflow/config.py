@@ -97,7 +97,8 @@ def check_keys(table: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse the first key that is not known, with the nearest one that is."""
     known = list(known)
     for key in table:
-        require(key in known, key, f"unknown key{suggestion(key, known)}")
+        if key not in known:
+            raise ConfigError(f"unknown key{suggestion(key, known)}", key=key)
 
 
 def require_table(value: Any) -> dict[str, Any]:

@@ -173,11 +173,11 @@ def minimiser(split, weights, probabilities, l2):
 @pytest.mark.parametrize("probabilities", [[[1, 0], [1, 0], [0, 1]], [[1, 0], [1, 0], [0.3, 0.7]]])
 def test_on_a_convex_problem_it_reaches_the_minimiser_of_the_weighted_loss(probabilities):
     """With the theorem's step sizes; and it is the minimiser for these weights, not for others."""
-    split, l2 = gaussian_split(40, 5, 3, seed=1), 0.1
+    split, l2 = gaussian_split(40, 5, 3, seed=1), 0.3
     model = NestedLinear((2, 5), 3).double()
     smoothness = float(split.inputs.square().sum(1).max() + 1) / 2 + l2  # of softmax cross-entropy on these inputs
     spec = TrainingSpec(
-        rounds=1500,
+        rounds=700,
         batch_size=8,
         schedule="theorem",
         strong_convexity=l2,
@@ -194,7 +194,7 @@ def test_on_a_convex_problem_it_reaches_the_minimiser_of_the_weighted_loss(proba
     distances, gaps = [], []
     best, loss = minimiser(split, (0.7, 0.3), probabilities, l2)
     for state, report in run_rounds(plan, start, SerialBackend(trainer)):
-        if report.round in (15, 150, 1500):
+        if report.round in (7, 70, 700):
             found = torch.cat([state.params["weight"].flatten(), state.params["bias"]]).numpy()
             distances.append(np.linalg.norm(found - best))
             gaps.append(loss(found) - loss(best))

@@ -54,7 +54,9 @@ def test_processes_give_the_bits_of_serial(variant, tmp_path):
         assert found[2] == variances
 
 
-@pytest.mark.parametrize("variant", ["p=0", "p=0.2", "partial", "momentum kept"])
+@pytest.mark.parametrize(
+    "variant", ["partial", "momentum kept", *(pytest.param(each, marks=pytest.mark.slow) for each in ("p=0", "p=0.2"))]
+)
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_gives_the_bits_of_serial(variant, tmp_path):
     expected, losses, variances = final_state("serial", None, VARIANTS[variant], tmp_path / "serial")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exitflow.config import require
-from exitflow.errors import suggestion
+from exitflow.errors import ConfigError, suggestion
 from exitflow.federated.spec import TrainingSpec
 from exitflow.federated.types import Task
 from exitflow.seeds import derive
@@ -27,7 +27,8 @@ def probability_matrix(topology: Topology, samples: Mapping[str, float], spec: T
     if spec.sampling:
         problem = "needs a row for every node"
         for name in spec.sampling:
-            require(name in topology.by_name, f"sampling.{name}", f"no such node{suggestion(name, topology.by_name)}")
+            if name not in topology.by_name:
+                raise ConfigError(f"no such node{suggestion(name, topology.by_name)}", key=f"sampling.{name}")
     matrix = np.zeros((len(topology.nodes), topology.num_exits))
     for row, node in zip(matrix, topology.nodes, strict=True):
         if samples[node.name] > 0:
