@@ -46,12 +46,15 @@ clean:  ## remove .venv and caches (runs/ stays)
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
+# Python compiles what is imported, which is a small part of it all, so pip need not.
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
+
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[export,report,serve,train]'
+	$(INSTALL) '.[export,report,serve,train]'
 	@touch $@
 
-.venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+.venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) '.[dev]'
+	@touch $@ .venv/.installed
 
 .PHONY: help install demo test test-all check format results-check bench clean

@@ -9,7 +9,7 @@ import torch
 from exitflow.experiments.runs import Run
 from tests.experiments.test_federation import SAMPLES, Machines, expected_state
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 PREFIX = "exitflow-test"
 LINKS = {  # of every node, in each direction

@@ -20,7 +20,7 @@ from tests.command import call
 from tests.experiments import tiny_tables
 from tests.experiments.tiny_tables import DISTINCT, TABLE
 
-LONG = 16  # rounds, which give time to interrupt
+LONG = 10  # rounds, which give time to interrupt
 PLACE = Path(__file__).parents[2]
 
 

@@ -164,7 +164,7 @@ class Problem:
 def test_the_measured_error_stays_under_the_bound_and_falls_as_one_over_the_steps(probabilities, num_steps, num_rounds):
     problem = Problem(probabilities, num_steps)
     rounds = np.unique(np.geomspace(1, num_rounds, 60).astype(int))
-    errors = np.mean([problem.gaps(seed, set(rounds.tolist())) for seed in range(2)], axis=0)
+    errors = np.mean([problem.gaps(seed, set(rounds.tolist())) for seed in range(4)], axis=0)
     bounds = np.array([optimisation_error(problem.inputs(int(each)), WEIGHTS) for each in rounds])
     assert (errors < bounds).all()
     steps = rounds * num_steps
