@@ -46,8 +46,7 @@ clean:  ## remove .venv and caches (runs/ stays)
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-# Python compiles what is imported, which is a small part of it all, so pip need not.
-INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
 	$(INSTALL) '.[export,report,serve,train]'

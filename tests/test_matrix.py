@@ -6,6 +6,7 @@ Backends come from the table of the package, so what is added there is tried her
 import asyncio
 import functools
 import importlib.util
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -38,8 +39,18 @@ FAMILIES = {
     "separate": SeparateNetworks(network=SlimResNet(**TRUNK)),
 }
 NEEDED = {"ray": "ray", "flower": "flwr"}  # what a backend needs beyond the package
-SLOW_TO_START = ("ray", "flower")  # these try every family with one weighting, in `make test-all`
-BACKENDS_TRIED = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_TO_START else name for name in BACKENDS]
+
+
+def cases():
+    """(backend, family, weighting). Serially all. Of the other backends some pairs, so that each family and each
+    weighting comes up, and with `make test-all` the rest of `processes`; Ray and Flower take long to start."""
+    weightings = list(WEIGHTINGS)
+    pairs = list(itertools.product(FAMILIES, weightings))
+    some = [(family, weightings[turn % len(weightings)]) for turn, family in enumerate([*FAMILIES] * 2)]
+    for backend in BACKENDS:
+        for pair in some if backend in NEEDED else pairs:
+            slow = backend in NEEDED or (backend != "serial" and pair not in some)
+            yield pytest.param(backend, *pair, marks=[pytest.mark.slow] if slow else [])
 
 
 class Stop(Exception):
@@ -71,33 +82,16 @@ def uninterrupted(tmp_path_factory):
     return run_of
 
 
-def pairs_for(backend):
-    every = [(family, weighting) for family in FAMILIES for weighting in WEIGHTINGS]
-    if backend not in SLOW_TO_START:
-        return every
-    names = list(WEIGHTINGS)
-    return [(family, names[index % len(names)]) for index, family in enumerate(FAMILIES)]
-
-
-@pytest.mark.parametrize("backend", BACKENDS_TRIED)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_trains_and_resumes_bit_for_bit(tmp_path, uninterrupted, request, backend, family):
+@pytest.mark.parametrize(("backend", "family", "weighting"), list(cases()))
+def test_every_family_trains_and_resumes_bit_for_bit(tmp_path, uninterrupted, request, backend, family, weighting):
     if importlib.util.find_spec(NEEDED.get(backend, "exitflow")) is None:
         pytest.skip(f"{NEEDED[backend]} is not installed")
     if backend == "ray":
         request.getfixturevalue("ray_cluster")
-    for weighting in (weighting for own, weighting in pairs_for(backend) if own == family):
-        path = tmp_path / weighting
-        with pytest.raises(Stop):
-            train(
-                system_of(family, weighting),
-                path,
-                dataset=DATA,
-                backend=backend,
-                workers=2,
-                observer=stop_in_the_second_round,
-            )
-        assert bits(resume(path, dataset=DATA, backend=backend, workers=2)) == bits(uninterrupted(family, weighting))
+    how = {"dataset": DATA, "backend": backend, "workers": 2}
+    with pytest.raises(Stop):
+        train(system_of(family, weighting), tmp_path, observer=stop_in_the_second_round, **how)
+    assert bits(resume(tmp_path, **how)) == bits(uninterrupted(family, weighting))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -89,6 +89,29 @@ async def fake_parent(parent: FakeParent, port: int = 0):
         await server.stop(0)
 
 
+@asynccontextmanager
+async def far_away(address, delay):
+    """An address behind which is that one, each way `delay` seconds off."""
+
+    async def copy(reader, writer):
+        while data := await reader.read(65536):
+            await asyncio.sleep(delay)
+            writer.write(data)
+        writer.close()
+
+    async def connect(reader, writer):
+        connections.append(asyncio.current_task())
+        there, back = await asyncio.open_connection(*address.split(":"))
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+        await asyncio.gather(back.wait_closed(), writer.wait_closed())
+
+    connections = []
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    yield "{}:{}".format(*server.sockets[0].getsockname())
+    server.close()
+    await asyncio.gather(*connections)
+
+
 def http(place, method, path, body=None, headers=None, context=None):
     """(status, headers, text)."""
     connection = client.HTTPSConnection(place, context=context) if context else client.HTTPConnection(place)

@@ -12,6 +12,7 @@ import pytest
 from exitflow.serving.cluster import LocalCluster, running_tree
 from tests.command import call
 from tests.serving.small import chain, make_bundle
+from tests.small import TINY
 
 
 def start_up(bundle):
@@ -72,6 +73,8 @@ def test_up_starts_all_load_finds_them_and_ctrl_c_leaves_nothing_behind(tmp_path
             observed["nodes"]["device"]["arrived"], rel=0.01
         )
         assert plan["nodes"]["edge"]["parents"] != {}
+        call("train", out, "--out", tmp_path / "run", *(f"--set={each}" for each in TINY), "--set=training.rounds=1")
+        assert (tmp_path / "run" / "model.safetensors").exists()
         table = call("reload", places["cloud"]["grpc"]).stdout
         assert bundle.version in table
         call("observe", places["device"]["grpc"], "--out", out, code=2)

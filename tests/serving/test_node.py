@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import shutil
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -16,7 +17,7 @@ from exitflow.serving.node import ExpiredError, Node
 from exitflow.serving.spec import ServingSpec
 from exitflow.topology.graph import Link, Topology
 from exitflow.topology.graph import Node as Place
-from tests.serving.inprocess import FakeParent, fake_parent, running
+from tests.serving.inprocess import FakeParent, fake_parent, far_away, running
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
 
 ALL_UP = chain(limits=(None, None))  # everything is forwarded
@@ -163,6 +164,22 @@ def test_a_parent_that_starts_later_is_found(eager):
             async with fake_parent(parent, int(address.rpartition(":")[2])):
                 await until(lambda: node.links["edge"].open)
                 assert (await ask(node, eager)).nodes == ["parent"]
+
+    asyncio.run(scenario())
+
+
+def test_a_parent_far_away_is_reached_at_the_first_request(eager):
+    """A connection takes several ways there and back."""
+
+    async def scenario():
+        parent, patient = FakeParent(NUM_CLASSES), replace(EAGER, forward_timeout=30)
+        async with (
+            fake_parent(parent) as address,
+            far_away(address, 0.2) as place,
+            running(eager, "device", {"edge": place}, spec=patient) as (node, _),
+        ):
+            assert (await ask(node, eager)).nodes == ["parent"]
+            assert node.links["edge"].counts.opened == 0
 
     asyncio.run(scenario())
 
