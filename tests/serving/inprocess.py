@@ -14,19 +14,23 @@ from exitflow.serving.answers import Answers
 from exitflow.serving.grpc_server import start_grpc
 from exitflow.serving.messages import MESSAGES, SERVICE, ModelInferRequest, ModelInferResponse
 from exitflow.serving.node import Node
+from exitflow.serving.security import Security
 from exitflow.serving.spec import ServingSpec
 
 
 @asynccontextmanager
 async def running(bundle, name, parents=None, *, spec=None, token=None):
     """(node, address)."""
-    node = Node(bundle, name, spec or ServingSpec(), parents or {})
+    node = Node(bundle, name, spec or ServingSpec(), parents or {}, security=Security(token=token))
     server, port = await start_grpc(node, "127.0.0.1:0", credentials=None, token=token)
     try:
         yield node, f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
         await node.close()
+
+
+GARBAGE = b"\xff" * 4  # is no message
 
 
 class FakeParent:
@@ -56,12 +60,20 @@ class FakeParent:
                 return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
             case "empty":
                 return ModelInferResponse()
+            case "garbage":
+                return GARBAGE
             case code:
                 return await context.abort(getattr(grpc.StatusCode, code), "told to")
 
     async def ready(self, request, context):
         self.probes += 1
+        if self.behaviour == "garbage" and self.probes == 1:
+            return GARBAGE
         return MESSAGES["ModelReadyResponse"](ready=True)
+
+
+def _bytes(message):
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 @asynccontextmanager
@@ -72,12 +84,12 @@ async def fake_parent(parent: FakeParent, port: int = 0):
         "ModelInfer": grpc.unary_unary_rpc_method_handler(
             parent.infer,
             request_deserializer=ModelInferRequest.FromString,
-            response_serializer=lambda message: message.SerializeToString(),
+            response_serializer=_bytes,
         ),
         "ModelReady": grpc.unary_unary_rpc_method_handler(
             parent.ready,
             request_deserializer=MESSAGES["ModelReadyRequest"].FromString,
-            response_serializer=lambda message: message.SerializeToString(),
+            response_serializer=_bytes,
         ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -114,6 +115,20 @@ def test_load_starts_a_tree_where_none_runs_and_reports_beside_the_plan(tmp_path
     assert found["nodes"]["device-0"]["planned_received"] == pytest.approx(50)
     assert 0 <= found["accuracy"] <= 1
     wait_until_gone(bundle)
+
+
+def test_a_node_that_dies_under_load_costs_depth_and_not_the_report(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain())
+    with LocalCluster(bundle, logs=tmp_path) as tree:
+        killer = threading.Timer(1.5, lambda: tree.stop(["cloud"], how=signal.SIGKILL))
+        killer.start()
+        found = json.loads(
+            call("load", *(place.grpc for place in tree.places.values()), "--duration", 3, "--json").stdout
+        )
+        killer.join()
+    assert found["answered"] == found["sent"] > 0
+    assert set(found["nodes"]) == {"device", "edge"}
+    assert found["verdicts"][-1] == {"text": "nodes that stopped or started anew: cloud", "as_planned": False}
 
 
 @pytest.mark.parametrize("drift", ["difficulty", "traffic", "burst"])

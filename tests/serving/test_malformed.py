@@ -81,6 +81,11 @@ def strange_timeout(request):
     request.parameters["timeout"].string_param = "soon"
 
 
+def one_output_twice(request):
+    for _ in range(2):
+        request.outputs.add(name="exit")
+
+
 def unknown_child(request):
     request.parameters["exitflow_from"].string_param = "nobody"
 
@@ -105,7 +110,8 @@ SENTENCES = {
     no_contents: "'input' needs 16 numbers for its shape, got 0",
     too_large_numbers: "must be whole numbers from 0 to 255",
     unknown_output: "there is no output 'logits'",
-    strange_timeout: "timeout must be a whole number of microseconds, got 'soon'",
+    strange_timeout: "timeout must be a whole number of microseconds below 2^63, got 'soon'",
+    one_output_twice: "an output is asked for once",
     unknown_child: "there is no node 'nobody'",
     features_of_a_client: "'features' come from nodes; clients send 'input'",
 }
@@ -222,6 +228,7 @@ BODIES = {
     json.dumps({"inputs": [TENSOR], "outputs": [{"name": "x"}]}): "there is no output 'x'",
     json.dumps({"inputs": [TENSOR], "parameters": 5}): "'parameters' must be a JSON object",
     json.dumps({"inputs": [TENSOR], "parameters": {"timeout": -1}}): "timeout must be a whole number",
+    json.dumps({"inputs": [TENSOR], "parameters": {"timeout": 10**400}}): "timeout must be a whole number",
     json.dumps(
         {"inputs": [TENSOR | {"parameters": {"binary_data_size": 3}}]}
     ): "binary_data_size is 3, but 0 bytes follow",

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from exitflow.routing import confidence
+from exitflow.serving.answers import BadRequestError
 from exitflow.serving.batching import OverloadedError
 from exitflow.serving.links import MAX_FAILURES
 from exitflow.serving.messages import SERVICE, ModelInferRequest, ModelInferResponse
 from exitflow.serving.node import ExpiredError, Node
+from exitflow.serving.requests import check_model
 from exitflow.serving.spec import ServingSpec
 from exitflow.topology.graph import Link, Topology
 from exitflow.topology.graph import Node as Place
@@ -71,6 +73,7 @@ FAILING = {
     "INTERNAL": "refused",
     "nan": "nonsense",
     "empty": "nonsense",
+    "garbage": "nonsense",
 }
 
 
@@ -164,6 +167,55 @@ def test_a_parent_that_starts_later_is_found(eager):
             async with fake_parent(parent, int(address.rpartition(":")[2])):
                 await until(lambda: node.links["edge"].open)
                 assert (await ask(node, eager)).nodes == ["parent"]
+
+    asyncio.run(scenario())
+
+
+def test_a_parent_whose_readiness_cannot_be_read_is_asked_again(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, behaviour="garbage")
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            for _ in range(MAX_FAILURES):
+                await ask(node, eager)
+            assert not node.links["edge"].open
+            await until(lambda: node.links["edge"].open)
+            assert parent.probes == 2
+
+    asyncio.run(scenario())
+
+
+def test_callers_in_a_hurry_do_not_cut_a_link(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, delay=0.2)
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            for _ in range(MAX_FAILURES + 1):
+                answers = await ask(node, eager, deadline=node.now + 0.05)
+                assert answers.nodes == ["device"]
+            await until(lambda: node.links["edge"].counts.failures["deadline"] == MAX_FAILURES + 1)
+            assert node.links["edge"].open
+            assert (await ask(node, eager)).nodes == ["parent"]
+
+    asyncio.run(scenario())
+
+
+def test_numbers_too_large_for_the_network_are_refused_alone(tmp_path):
+    bundle = make_bundle(tmp_path / "b", ALL_UP, floats=True)
+
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES)
+        async with (
+            fake_parent(parent) as address,
+            running(bundle, "device", {"edge": address}, spec=EAGER) as (node, _),
+        ):
+            fine = bundle.samples().inputs[:1]
+            huge = np.full_like(fine, 3e38)
+            found = await asyncio.gather(
+                *(node.infer(node.current, inputs) for inputs in (fine, huge, fine)), return_exceptions=True
+            )
+            assert [answers.nodes for answers in (found[0], found[2])] == [["parent"]] * 2
+            assert isinstance(found[1], BadRequestError)
+            assert sum(count for _, count in parent.received) == 2
+            assert node.links["edge"].counts.failures == {}
 
     asyncio.run(scenario())
 
@@ -364,7 +416,7 @@ def test_confident_answers_are_audited_when_the_link_has_room_and_agreement_is_c
 
 def test_a_new_bundle_is_loaded_and_the_old_one_still_answers_who_names_it(tmp_path):
     old = make_bundle(tmp_path / "b", ALL_UP, seed=0)
-    new = make_bundle(tmp_path / "new", ALL_UP, seed=1)
+    new = make_bundle(tmp_path / "new", ALL_UP, seed=1, name="renamed")
 
     async def scenario():
         async with running(old, "cloud") as (node, _):
@@ -379,6 +431,8 @@ def test_a_new_bundle_is_loaded_and_the_old_one_still_answers_who_names_it(tmp_p
             again = await node.infer(node.version(old.hash), inputs)
             assert np.allclose(again.scores, before)
             assert not np.allclose(after, before)
+            assert check_model(node, "small", old.hash).bundle.hash == old.hash
+            assert check_model(node, "renamed", "").bundle.hash == new.hash
 
     asyncio.run(scenario())
 

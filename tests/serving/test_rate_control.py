@@ -135,6 +135,14 @@ def test_an_audit_leaves_the_spare_part_of_the_burst():
     assert current.reserve(["p0"], 0.9, spare=0.6) == "p0"
 
 
+def test_room_for_many_is_taken_whole_or_not_at_all():
+    current = control(10.0)
+    assert current.reserve(["p0"], 0.5, count=6) is None
+    assert current.tokens(0.5) == {"p0": 5.0}
+    assert current.reserve(["p0"], 0.5, count=5) == "p0"
+    assert current.tokens(0.5) == {"p0": 0.0}
+
+
 def test_quantiles_of_what_came_last():
     recent = Recent([])
     assert recent.quantile(0.5) == math.inf

@@ -12,6 +12,7 @@ from exitflow.cli import main
 from exitflow.serving.cluster import LocalCluster
 from exitflow.serving.messages import SERVICE
 from exitflow.serving.security import Security
+from exitflow.serving.spec import ServingSpec
 from tests.serving.inprocess import http, running
 from tests.serving.small import chain, make_bundle
 from tests.serving.test_node import message
@@ -110,7 +111,20 @@ def test_a_token_is_asked_of_clients_without_tls_too(eager):
     asyncio.run(scenario())
 
 
+def test_nodes_without_certificates_show_each_other_the_token(eager):
+    async def scenario():
+        spec = ServingSpec(forward="feature", forward_timeout=30, audit_share=0.0)
+        async with (
+            running(eager, "edge", token="sesame") as (_, place),
+            running(eager, "device", {"edge": place}, spec=spec, token="sesame") as (device, _),
+        ):
+            answers = await device.infer(device.current, eager.samples().inputs[:2])
+            assert answers.nodes == ["edge"] * 2
+
+    asyncio.run(scenario())
+
+
 def test_a_directory_without_certificates_is_one_sentence(eager, tmp_path):
     result = call("serve", eager.path, "--node", "cloud", "--listen", "127.0.0.1:0", "--certs", tmp_path)
     assert result.exit_code == 2
-    assert "ca.pem: cannot be read: No such file or directory" in result.stderr
+    assert "node-key.pem: cannot be read: No such file or directory" in result.stderr

@@ -82,8 +82,10 @@ class Answers:
             nodes = _strings(raw["node"], count)
         except (ValueError, KeyError, struct.error, UnicodeDecodeError) as error:
             raise BadAnswerError(f"its answer cannot be read: {error}") from None
-        if not np.isfinite(scores).all() or abs(float(scores.sum()) - count) > 1e-2 * count or exits.min() < 1:
+        if not ((scores >= 0).all() and (np.abs(scores.sum(axis=1) - 1) < 1e-2).all()):  # nor is NaN
             raise BadAnswerError("its scores are no probabilities")
+        if exits.min() < 1 or not np.isfinite(confidences).all():
+            raise BadAnswerError("its exits or confidences are none")
         return Answers(scores, exits, nodes, confidences)
 
 

@@ -1,8 +1,8 @@
 """A bundle: all that the nodes of a hierarchy need to serve, in one directory.
 
-    manifest.json    what the other files are, with their SHA-256; thresholds, plan, and what the export measured
+    manifest.json    what the other files are, with their SHA-256; thresholds, and what the export measured
     segment-E.onnx   from exit E-1's features (the input for E = 1) to exit E's features and logits
-    system.toml      the system as it was trained
+    system.toml      the system as it was trained, from which the plan follows
     samples.npz      some test inputs with labels and every exit's logits, for `exitflow load`
 
 The hash of the manifest names the bundle: nodes work together only if they hold the same.

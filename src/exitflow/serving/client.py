@@ -36,11 +36,6 @@ class Access:
             return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The token, where there is one."""
-        return (("authorization", f"Bearer {self.security.token}"),) if self.security.token else ()
-
 
 class NodeClient:
     """Of one node."""
@@ -49,7 +44,7 @@ class NodeClient:
         parse_address(address, "ADDRESS")
         self.address = address
         self.channel = access.channel(address)
-        self._metadata = access.metadata
+        self._metadata = access.security.metadata
         self.infer = self.channel.unary_unary(f"/{SERVICE}/ModelInfer")
 
     async def __aenter__(self) -> NodeClient:

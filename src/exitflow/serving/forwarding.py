@@ -68,9 +68,12 @@ class Forwarder:
         reason = ""
         while target is not None:
             tried.add(target)
+            timeout = self._timeout(asked)
             try:
-                answers = await self._ask(self._links[target], asked, computed, self._timeout(asked))
+                answers = await self._ask(self._links[target], asked, computed, timeout)
             except LinkError as failure:
+                if failure.reason == "timeout" and timeout < self._spec.forward_timeout:
+                    failure.reason = "deadline"
                 reason = failure.reason
                 self._links[target].failed(failure, len(asked))
                 target = self._another(tried, asked, control)
@@ -90,10 +93,7 @@ class Forwarder:
         others = [name for name in self.open_parents() if name not in tried]
         if not others or min(question.job.deadline for question in asked) - now < LEAST_TIME:
             return None
-        found = control.reserve(others, now)
-        if found is None or any(control.reserve([found], now) is None for _ in asked[1:]):
-            return None
-        return found
+        return control.reserve(others, now, count=len(asked))
 
     async def _ask(self, link: ParentLink, asked: Sequence[Question], computed: Computed, timeout: float) -> Answers:
         request = self._request(asked, computed)

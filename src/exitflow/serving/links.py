@@ -15,8 +15,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from exitflow.serving.messages import MESSAGES, SERVICE, ModelInferResponse
+from exitflow.serving.security import Security
 
 log = logging.getLogger("exitflow.serving")
 
@@ -41,7 +43,7 @@ class LinkError(Exception):
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason = reason  # unreachable, timeout, overloaded, version, refused, nonsense
+        self.reason = reason  # unreachable, timeout, deadline, overloaded, version, refused, nonsense
 
 
 _REASONS = {
@@ -52,7 +54,7 @@ _REASONS = {
     grpc.StatusCode.CANCELLED: "unreachable",
 }
 _OPEN_AT_ONCE = ("unreachable", "version")
-_HARMLESS = ("overloaded",)  # the parent is well, only busy
+_HARMLESS = ("overloaded", "deadline")  # the parent is well, only busy, or its caller in a hurry
 
 
 @dataclass
@@ -71,7 +73,7 @@ class LinkCounts:
 class ParentLink:
     """Made inside the event loop that uses it: a channel of another loop fails every call."""
 
-    def __init__(self, name: str, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, name: str, address: str, security: Security) -> None:
         self.name, self.address = name, address
         self.counts = LinkCounts()
         self.problem = ""  # why the breaker is open; "": it is closed
@@ -79,12 +81,13 @@ class ParentLink:
         self._pause = FIRST_PAUSE
         self._probe: asyncio.Task[None] | None = None
         self._expects = ("", "")
+        self._metadata = security.metadata
+        credentials = security.channel_credentials()
         self._channel = (
             grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
             if credentials
             else grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         )
-        self._channel.get_state(try_to_connect=True)  # so that no request waits for it
         self._infer = self._channel.unary_unary(
             f"/{SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None
         )
@@ -108,12 +111,15 @@ class ParentLink:
         data = request.SerializeToString()
         self.counts.bytes_sent += len(data)
         try:
-            raw = await self._infer(data, timeout=timeout)
+            raw = await self._infer(data, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             reason = _REASONS.get(error.code(), "refused")
             raise LinkError(reason, error.details() or error.code().name) from None
         self.counts.bytes_received += len(raw)
-        return ModelInferResponse.FromString(raw)
+        try:
+            return ModelInferResponse.FromString(raw)
+        except DecodeError:
+            raise LinkError("nonsense", "its answer is no ModelInferResponse") from None
 
     def succeeded(self) -> None:
         """An answer came, and it was sound."""
@@ -139,7 +145,8 @@ class ParentLink:
             model, version = self._expects
             try:
                 question = MESSAGES["ModelReadyRequest"](name=model, version=version)
-                if (await self._ready(question, timeout=PROBE_TIMEOUT)).ready:
+                reply = await self._ready(question, timeout=PROBE_TIMEOUT, metadata=self._metadata)
+                if reply is not None and reply.ready:  # None: it cannot be read
                     break
             except grpc.aio.AioRpcError:
                 continue

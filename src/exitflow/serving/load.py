@@ -7,6 +7,7 @@ devices with twice the traffic, or all requests of every second in its first hal
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -67,7 +68,12 @@ class Measured:
     seconds: float
     outcomes: Outcomes
     before: Mapping[str, dict[str, Any]]  # status of every node
-    after: Mapping[str, dict[str, Any]]
+    after: Mapping[str, dict[str, Any]]  # of those that still answer
+
+    @property
+    def lasting(self) -> list[str]:
+        """Nodes that ran all the time."""
+        return [name for name, now in self.after.items() if now["started"] == self.before[name]["started"]]
 
 
 def scaled(topology: Topology, total_rate: float | None) -> Topology:
@@ -127,7 +133,7 @@ class LoadGenerator:
         self.outcomes = Outcomes()
         self._schedule = _Schedule(plan)
         self._messages = _messages(plan)
-        self._metadata = plan.access.metadata
+        self._metadata = plan.access.security.metadata
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, show: Callable[[LoadGenerator, Mapping[str, Any], float], None] | None = None) -> Measured:
@@ -136,7 +142,8 @@ class LoadGenerator:
         devices = [node for node in plan.topology.nodes if node.arrival_rate > 0 and node.name in plan.addresses]
         if not devices:
             raise ServingError("no requests arrive at any of these nodes: give the addresses of the devices")
-        before = await self._statuses()
+        asked = await ask_each(plan.addresses.values(), plan.access, NodeClient.status)
+        before = dict(zip(plan.addresses, asked, strict=True))
         clients = {node.name: NodeClient(plan.addresses[node.name], plan.access) for node in devices}
         watch = asyncio.create_task(self._watch(show)) if show else None
         started = time.perf_counter()
@@ -158,8 +165,16 @@ class LoadGenerator:
         return Measured(plan, seconds, self.outcomes, before, await self._statuses())
 
     async def _statuses(self) -> dict[str, dict[str, Any]]:
-        found = await ask_each(self.plan.addresses.values(), self.plan.access, NodeClient.status)
-        return dict(zip(self.plan.addresses, found, strict=True))
+        """Of the nodes that answer."""
+
+        async def status(name: str, address: str) -> tuple[str, dict[str, Any]] | None:
+            with contextlib.suppress(ServingError):
+                (found,) = await ask_each([address], self.plan.access, NodeClient.status)
+                return name, found
+            return None
+
+        found = await asyncio.gather(*(status(*entry) for entry in self.plan.addresses.items()))
+        return dict(entry for entry in found if entry)
 
     async def _watch(self, show: Callable[[LoadGenerator, Mapping[str, Any], float], None]) -> None:
         started = time.perf_counter()

@@ -82,12 +82,13 @@ def report(measured: Measured) -> LoadReport:
     evaluation = evaluate_plan(plan.samples.outputs, plan.topology, rates, confidence_kind=plan.confidence)
     right, count = right_answers(measured), len(outcomes.rows)
     exits = np.bincount(outcomes.exits, minlength=len(rates.exit_share) + 1)[1:]
-    nodes = {name: _node_figures(measured, name, rates.nodes[name]) for name in plan.addresses if name in rates.nodes}
+    lasting = measured.lasting
+    nodes = {name: _node_figures(measured, name, rates.nodes[name]) for name in lasting if name in rates.nodes}
     links = _link_figures(measured)
     shares = tuple((exits / count).tolist()) if count else (0.0,) * len(exits)
     accuracy = float(right.mean()) if count else None
-    audited = sum(_change(measured, name, "audited") for name in plan.addresses)
-    agreed = sum(_change(measured, name, "agreed") for name in plan.addresses)
+    audited = sum(_change(measured, name, "audited") for name in lasting)
+    agreed = sum(_change(measured, name, "agreed") for name in lasting)
     return LoadReport(
         seconds=measured.seconds,
         sent=outcomes.sent,
@@ -145,7 +146,7 @@ def _node_figures(measured: Measured, name: str, planned: NodeRates) -> NodeFigu
 
 def _link_figures(measured: Measured) -> dict[str, LinkFigures]:
     figures = {}
-    for name in measured.plan.addresses:
+    for name in measured.lasting:
         limits = {link.name: link.max_transfer_rate for link in measured.plan.topology.by_name[name].parents}
         for parent, after in measured.after[name]["links"].items():
             before = measured.before[name]["links"][parent]
@@ -186,7 +187,9 @@ def _verdicts(
         f"{found} accuracy as served, {100 * predicted:.1f} % predicted",
         accuracy is not None and abs(accuracy - predicted) <= _tolerance(predicted, count),
     )
-    return (answered, rates, limits, right)
+    gone = [name for name in measured.plan.addresses if name not in measured.lasting]
+    lost = [(f"nodes that stopped or started anew: {', '.join(gone)}", False)] if gone else []
+    return (answered, rates, limits, right, *lost)
 
 
 def _tolerance(share: float, count: int) -> float:

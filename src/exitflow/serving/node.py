@@ -12,14 +12,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from exitflow.errors import BundleError, ConfigError, suggestion
 from exitflow.routing import confidence, serves
-from exitflow.serving.answers import Answers
+from exitflow.serving.answers import Answers, BadRequestError
 from exitflow.serving.batching import Batcher, OverloadedError
 from exitflow.serving.bundle import DATATYPES, Bundle, load_bundle
 from exitflow.serving.counts import NodeCounts
@@ -29,6 +28,7 @@ from exitflow.serving.jobs import Array, Computed, Job, Loaded, Question
 from exitflow.serving.links import ParentLink
 from exitflow.serving.payload import choose_payload
 from exitflow.serving.rate_control import ForwardControl
+from exitflow.serving.security import Security
 from exitflow.serving.spec import ServingSpec
 
 log = logging.getLogger("exitflow.serving")
@@ -55,7 +55,7 @@ class Node:
         spec: ServingSpec,
         parents: Mapping[str, str],
         *,
-        credentials: Any = None,
+        security: Security | None = None,
     ) -> None:
         """`parents`: name -> address; those that the bundle's topology gives this node."""
         self.name, self.spec = name, spec
@@ -63,7 +63,8 @@ class Node:
         self.started = time.time()
         self._loop = asyncio.get_running_loop()
         self._check_parents(bundle, parents)
-        self.links = {parent: ParentLink(parent, address, credentials) for parent, address in parents.items()}
+        security = security or Security()
+        self.links = {parent: ParentLink(parent, address, security) for parent, address in parents.items()}
         self.current = self._load(bundle)
         self.previous: Loaded | None = None
         self.control = self._control(bundle)
@@ -94,10 +95,15 @@ class Node:
         """The exit it answers with."""
         return self.current.engine.exit
 
+    @property
+    def loaded(self) -> list[Loaded]:
+        """The bundles that are answered with, the newest first."""
+        return [self.current, self.previous] if self.previous else [self.current]
+
     def version(self, wanted: str) -> Loaded:
         """The loaded bundle that a request names; "": the newest."""
-        for loaded in (self.current, self.previous):
-            if loaded and wanted in ("", loaded.bundle.version, loaded.bundle.hash):
+        for loaded in self.loaded:
+            if wanted in ("", loaded.bundle.version, loaded.bundle.hash):
                 return loaded
         raise UnknownVersionError(f"node {self.name!r} serves bundle {self.current.bundle.version}, not {wanted[:12]}")
 
@@ -160,13 +166,9 @@ class Node:
                 groups[job.start].append(job.carry)
             parts = {start: np.concatenate(carries) for start, carries in groups.items()}
         features, logits = loaded.engine.run(parts)
-        return Computed(
-            ordered,
-            features,
-            _softmax(logits),
-            confidence(logits, loaded.bundle.manifest.confidence),
-            time.perf_counter() - started,
-        )
+        with np.errstate(invalid="ignore"):  # what is no number is refused in `_deliver`
+            scores, sure = _softmax(logits), confidence(logits, loaded.bundle.manifest.confidence)
+        return Computed(ordered, features, scores, sure, time.perf_counter() - started)
 
     def _deliver(self, jobs: Sequence[Job], computed: Computed | Exception) -> None:
         if isinstance(computed, Exception):
@@ -174,6 +176,8 @@ class Node:
             return
         now = monotonic()
         self._count_batch(computed, now)
+        if not np.isfinite(computed.scores).all():
+            computed = _refuse_overflown(computed)
         open_parents = self._forwarder.open_parents()
         routing = self.control.route(computed.confidences, open_parents, now)
         self.counts.out_of_tokens += routing.out_of_tokens
@@ -290,6 +294,24 @@ class Node:
         for link in self.links.values():
             await link.close()
         self._batcher.close()
+
+
+def _refuse_overflown(computed: Computed) -> Computed:
+    """What is left when requests with huge numbers, from which the network computes none, are refused."""
+    fine = np.asarray(np.isfinite(computed.scores).all(axis=1))
+    jobs: list[Job] = []
+    rows: list[int] = []
+    first = 0
+    for job in computed.jobs:
+        part = range(first, first + job.size)
+        first += job.size
+        if fine[part].all():
+            jobs.append(job)
+            rows.extend(part)
+        elif not job.future.done():
+            job.future.set_exception(BadRequestError("the input holds numbers too large for the network"))
+    features = None if computed.features is None else computed.features[rows]
+    return Computed(jobs, features, computed.scores[rows], computed.confidences[rows], computed.seconds)
 
 
 def _softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -47,7 +47,6 @@ async def observe(addresses: Sequence[str], access: Access, *, window: float | N
             node["arrival_rate"] = round(rates[node["name"]]["arrived"], 6)
     if not any(node.get("arrival_rate", 0) > 0 for node in system["nodes"]):
         raise ServingError("no requests have arrived yet, so there is nothing to plan for")
-    system["name"] = f"{system.get('name', 'system')}-observed"
     unseen = tuple(node["name"] for node in system["nodes"] if node["name"] not in rates)
     return Observed(system, rates, unseen)
 

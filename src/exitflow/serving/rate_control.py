@@ -46,11 +46,11 @@ class TokenBucket:
         self._updated = max(now, self._updated)
         return self._tokens
 
-    def take(self, now: float) -> bool:
-        """One of them, if there is one."""
-        if self.tokens(now) < 1.0:
+    def take(self, now: float, count: int = 1) -> bool:
+        """So many of them, if there are."""
+        if self.tokens(now) < count:
             return False
-        self._tokens -= 1.0
+        self._tokens -= count
         return True
 
 
@@ -157,8 +157,8 @@ class ForwardControl:
                 refused += parents[row] is None
         return Routing(parents, refused)
 
-    def reserve(self, candidates: Sequence[str], now: float, *, spare: float = 0.0) -> str | None:
-        """A parent that has room for one more, now taken; `spare` is the part of the burst that must be left."""
+    def reserve(self, candidates: Sequence[str], now: float, *, count: int = 1, spare: float = 0.0) -> str | None:
+        """A parent with room for `count` more, now taken; `spare` is the part of the burst that must be left."""
         unlimited = [name for name in candidates if self._buckets[name] is None]
         if unlimited:
             self._turn += 1
@@ -169,7 +169,7 @@ class ForwardControl:
         name, bucket = max(buckets, key=lambda entry: entry[1].tokens(now) / entry[1].rate)
         if bucket.tokens(now) < spare * bucket.burst:
             return None
-        return name if bucket.take(now) else None
+        return name if bucket.take(now, count) else None
 
     def _tune(self, open_parents: Sequence[str], now: float) -> None:
         buckets = [self._buckets[name] for name in open_parents]

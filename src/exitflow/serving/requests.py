@@ -51,8 +51,8 @@ class Wanted:
 def check_model(node: Node, name: str, version: str) -> Loaded:
     """The loaded bundle that is meant."""
     here = node.current.bundle.manifest.name
-    if name != here:
-        raise UnknownModelError(f"there is no model {name!r}; this node serves {here!r}")
+    if name not in {loaded.bundle.manifest.name for loaded in node.loaded}:
+        raise UnknownModelError(f"there is no model {name[:100]!r}; this node serves {here!r}")
     return node.version(version)
 
 
@@ -102,6 +102,8 @@ def understand(
     for output in outputs:
         if output not in OUTPUTS:
             raise BadRequestError(f"there is no output {output[:100]!r}{suggestion(output[:100], OUTPUTS)}")
+    if len(set(outputs)) < len(outputs):
+        raise BadRequestError("an output is asked for once")
     if tensor.name == FEATURES:
         carry, start = _features(node, loaded, tensor, parameters)
     else:
@@ -116,8 +118,8 @@ def _timeout(parameters: Mapping[str, Any]) -> float:
         return math.inf
     if type(value) is float and value.is_integer():  # JSON does not tell 5.0 from 5
         value = int(value)
-    if type(value) is not int or value < 0:
-        raise BadRequestError(f"timeout must be a whole number of microseconds, got {value!r}")
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise BadRequestError(f"timeout must be a whole number of microseconds below 2^63, got {str(value)[:100]!r}")
     return value / 1e6 if value else math.inf
 
 

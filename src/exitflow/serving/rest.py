@@ -358,6 +358,11 @@ class RestServer:
         self._server = server
         self._task = asyncio.create_task(server.serve(sockets=[listening]))
 
+    async def until_listening(self) -> None:
+        """Until uvicorn takes connections."""
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.001)
+
     async def close(self) -> None:
         """After what is under way."""
         self._server.should_exit = True
@@ -395,4 +400,6 @@ async def start_rest(node: Node, host: str, port: int, security: Security) -> Re
         ssl_certfile=security.path(CERTIFICATE),
         ssl_keyfile=security.path(KEY),
     )
-    return RestServer(_Server(config), listening)
+    server = RestServer(_Server(config), listening)
+    await server.until_listening()
+    return server

@@ -51,6 +51,11 @@ class Security:
             return None
         return grpc.ssl_channel_credentials(self._read(CA), self._read(KEY), self._read(CERTIFICATE))
 
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Of every call to a node: the token, where there is one."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
     def path(self, name: str) -> str | None:
         """Of a file in `certs`, checked to be there."""
         if not self.certs:

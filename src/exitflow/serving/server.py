@@ -65,9 +65,8 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _serve(options: ServeOptions) -> None:
     entry = load_bundle(options.bundle, max_exit=0).node(options.node)
     bundle = load_bundle(options.bundle, max_exit=entry.exit)
-    credentials = options.security.channel_credentials()
     async with contextlib.AsyncExitStack() as stack:  # what was started last is stopped first
-        node = Node(bundle, options.node, options.spec, options.parents, credentials=credentials)
+        node = Node(bundle, options.node, options.spec, options.parents, security=options.security)
         stack.push_async_callback(_close, node)
         where = await _listen(node, options, stack)
         gc.collect()
