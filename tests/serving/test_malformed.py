@@ -81,8 +81,8 @@ def strange_timeout(request):
     request.parameters["timeout"].string_param = "soon"
 
 
-def one_output_twice(request):
-    for _ in range(2):
+def many_outputs(request):
+    for _ in range(17):
         request.outputs.add(name="exit")
 
 
@@ -111,7 +111,7 @@ SENTENCES = {
     too_large_numbers: "must be whole numbers from 0 to 255",
     unknown_output: "there is no output 'logits'",
     strange_timeout: "timeout must be a whole number of microseconds below 2^63, got 'soon'",
-    one_output_twice: "an output is asked for once",
+    many_outputs: "a request names at most 16 outputs, got 17",
     unknown_child: "there is no node 'nobody'",
     features_of_a_client: "'features' come from nodes; clients send 'input'",
 }

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -16,11 +18,13 @@ from exitflow.serving.links import MAX_FAILURES
 from exitflow.serving.messages import SERVICE, ModelInferRequest, ModelInferResponse
 from exitflow.serving.node import ExpiredError, Node
 from exitflow.serving.requests import check_model
+from exitflow.serving.rest import start_rest
+from exitflow.serving.security import Security
 from exitflow.serving.spec import ServingSpec
 from exitflow.topology.graph import Link, Topology
 from exitflow.topology.graph import Node as Place
-from tests.serving.inprocess import FakeParent, fake_parent, far_away, running
-from tests.serving.small import NUM_CLASSES, chain, make_bundle
+from tests.serving.inprocess import FakeParent, fake_parent, far_away, http, running
+from tests.serving.small import INPUT_SHAPE, NUM_CLASSES, chain, make_bundle
 
 ALL_UP = chain(limits=(None, None))  # everything is forwarded
 EAGER = ServingSpec(forward="feature", forward_timeout=0.3, audit_share=0.0)
@@ -386,6 +390,41 @@ def test_beyond_the_queue_requests_are_refused_at_once_and_it_recovers(eager):
         assert (await ask(node, eager)).nodes == ["cloud"]
         assert node.in_flight == 0
         await node.close()
+
+    asyncio.run(scenario())
+
+
+def test_over_http_a_full_queue_is_429_and_a_cut_link_is_told(eager, monkeypatch):
+    async def scenario():
+        async with (
+            fake_parent(FakeParent(NUM_CLASSES, behaviour="UNAVAILABLE")) as address,
+            running(eager, "device", {"edge": address}, spec=EAGER) as (node, _),
+        ):
+            server = await start_rest(node, "127.0.0.1", 0, Security())
+            place = f"127.0.0.1:{server.port}"
+            tensor = {"name": "input", "datatype": "UINT8", "shape": [1, *INPUT_SHAPE], "data": [0] * 16}
+            body = json.dumps({"inputs": [tensor]})
+            path = f"/v2/models/{eager.manifest.name}/infer"
+            assert (await asyncio.to_thread(http, place, "POST", path, body))[0] == 200
+            status, _, text = await asyncio.to_thread(http, place, "GET", "/readyz")
+            assert status == 200
+            assert json.loads(text)["degraded"]
+            assert "edge" in json.loads(text)["problems"][0]
+            metrics = (await asyncio.to_thread(http, place, "GET", "/metrics"))[2]
+            assert re.search(r'^exitflow_fallbacks_total\{.*reason="unreachable".*\} 1', metrics, re.MULTILINE)
+
+            def full(job):
+                raise OverloadedError
+
+            monkeypatch.setattr(node._batcher, "submit", full)
+            status, _, text = await asyncio.to_thread(http, place, "POST", path, body)
+            assert status == 429
+            assert "full queue" in json.loads(text)["error"]
+            node.draining = True
+            for ready in ("/v2/health/ready", f"/v2/models/{eager.manifest.name}/ready"):
+                status, _, text = await asyncio.to_thread(http, place, "GET", ready)
+                assert (status, json.loads(text)["ready"]) == (503, False)
+            await server.close()
 
     asyncio.run(scenario())
 

@@ -155,4 +155,5 @@ def test_the_arrival_rate_follows():
     rate = ArrivalRate(100.0, 0.0)
     for step in range(1, 3001):
         rate.add(1, step * 0.1)
-    assert rate.value == pytest.approx(10, rel=0.05)
+    assert rate.value(300.0) == pytest.approx(10, rel=0.05)
+    assert rate.value(305.0) == pytest.approx(10 / math.e, rel=0.05)  # and nothing came since

@@ -132,7 +132,7 @@ def status(node: Node) -> dict[str, Any]:
         "batches": {str(size): times for size, times in sorted(counts.batches.items())},
         "audited": counts.audited,
         "agreed": counts.agreed,
-        "arrival_rate": node.control.arrival_rate,
+        "arrival_rate": node.control.arrival_rate(node.now),
         "threshold": _finite(node.control.threshold),
         "payload": node.current.payload,
         "links": {

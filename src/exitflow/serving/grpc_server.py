@@ -23,6 +23,7 @@ from exitflow.serving.links import MAX_MESSAGE
 from exitflow.serving.messages import MESSAGES, METHODS, SERVICE, ModelInferRequest
 from exitflow.serving.node import ExpiredError, Node, UnknownVersionError
 from exitflow.serving.requests import FROM, UnknownModelError, check_model, understand_message
+from exitflow.serving.spec import ServingSpec
 
 log = logging.getLogger("exitflow.serving")
 
@@ -203,17 +204,21 @@ def check_token(given: str, token: str | None) -> None:
         raise RefusedError(Code.UNAUTHENTICATED, "this node wants a bearer token: authorization: Bearer TOKEN")
 
 
+def max_connections(spec: ServingSpec) -> int:
+    """Well beyond what the queue takes, so that it is the queue that refuses, with a sentence."""
+    return 8 * spec.queue_size + 256
+
+
 async def start_grpc(
     node: Node, address: str, *, credentials: grpc.ServerCredentials | None, token: str | None, may_forward: bool = True
 ) -> tuple[grpc.aio.Server, int]:
     """(server, port), listening."""
-    most = 2 * node.spec.queue_size + 64
     options = [
         ("grpc.max_send_message_length", MAX_MESSAGE),
         ("grpc.max_receive_message_length", MAX_MESSAGE),
         ("grpc.so_reuseport", 0),
     ]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * most)
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_connections(node.spec))
     service = InferenceService(node, token=token, may_forward=may_forward)
     server.add_generic_rpc_handlers((service.handlers(), service.own_handlers()))
     try:

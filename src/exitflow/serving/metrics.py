@@ -47,7 +47,7 @@ class _NodeCollector(Collector):
         if counts.audited:
             share = counts.agreed / counts.audited
             yield _gauge("exitflow_audit_agreement", "An estimate of the accuracy as served.", {}, share)
-        yield _gauge("exitflow_arrival_rate", "Samples/s of late.", {}, node.control.arrival_rate)
+        yield _gauge("exitflow_arrival_rate", "Samples/s of late.", {}, node.control.arrival_rate(node.now))
         if found["threshold"] is not None:
             yield _gauge("exitflow_threshold", "The confidence from which it answers.", {}, found["threshold"])
         yield _gauge("exitflow_queued", "Samples waiting to be computed.", {}, node.queued)

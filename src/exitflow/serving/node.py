@@ -132,13 +132,14 @@ class Node:
         timer = self._loop.call_later(deadline - now, self._expire, job) if deadline < NEVER else None
         self.in_flight += size
         try:
-            return await job.future
+            answers = await job.future
         finally:
             self.in_flight -= size
             if timer:
                 timer.cancel()
-            self.counts.requests += 1
-            self.counts.request_seconds.add(monotonic() - now)
+        self.counts.requests += 1
+        self.counts.request_seconds.add(monotonic() - now)
+        return answers
 
     def _expire(self, job: Job) -> None:
         """The local answer if there is one by now, else none."""

@@ -8,6 +8,7 @@ from typing import Any
 from exitflow import __version__
 from exitflow.serving.answers import INPUT, OUTPUTS
 from exitflow.serving.node import Node
+from exitflow.serving.requests import MAX_OUTPUTS
 
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 _REFUSALS = {
@@ -94,11 +95,16 @@ def _infer(datatype: str, shape: list[int]) -> dict[str, Any]:
         "properties": {
             "id": {"type": "string"},
             "inputs": {"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
-            "outputs": {"type": "array", "items": output},
+            "outputs": {"type": "array", "items": output, "maxItems": MAX_OUTPUTS},
             "parameters": {
                 "type": "object",
                 "properties": {
-                    "timeout": {"type": "integer", "minimum": 0, "description": "microseconds; 0: none"},
+                    "timeout": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "maximum": 2**63 - 1,
+                        "description": "microseconds; 0: none",
+                    },
                     "binary_data_output": {"type": "boolean"},
                     "exitflow_from": False,
                 },

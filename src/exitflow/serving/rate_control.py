@@ -58,13 +58,16 @@ class ArrivalRate:
     """An exponential average, begun at what was planned."""
 
     def __init__(self, planned: float, now: float) -> None:
-        self.value = planned
+        self._value = planned
         self._updated = now
+
+    def value(self, now: float) -> float:
+        """Requests/s of late."""
+        return self._value * math.exp(-max(now - self._updated, 0.0) / ARRIVAL_MEMORY)
 
     def add(self, count: int, now: float) -> None:
         """`count` requests have come."""
-        elapsed = max(now - self._updated, 0.0)
-        self.value = self.value * math.exp(-elapsed / ARRIVAL_MEMORY) + count / ARRIVAL_MEMORY
+        self._value = self.value(now) + count / ARRIVAL_MEMORY
         self._updated = max(now, self._updated)
 
 
@@ -128,10 +131,9 @@ class ForwardControl:
         self._turn = 0
         self.threshold = calibration.cut if links else -math.inf
 
-    @property
-    def arrival_rate(self) -> float:
+    def arrival_rate(self, now: float) -> float:
         """Of late, requests/s."""
-        return self._arrivals.value
+        return self._arrivals.value(now)
 
     def tokens(self, now: float) -> Mapping[str, float | None]:
         """Of each link; None where it has no limit."""
@@ -179,7 +181,7 @@ class ForwardControl:
         target = sum(
             bucket.rate + FEEDBACK * (bucket.tokens(now) - bucket.burst / 2) for bucket in buckets if bucket is not None
         )
-        rate = self._arrivals.value
+        rate = self._arrivals.value(now)
         self.threshold = self._recent.quantile(target / rate if rate > 0 else 1.0)
 
 

@@ -18,6 +18,7 @@ from exitflow.serving.jobs import Loaded
 from exitflow.serving.node import Node
 
 MAX_SAMPLES = 1024  # in one request; the segments were exported for no more
+MAX_OUTPUTS = 16  # the same may come twice
 _CONTENTS = {"UINT8": "uint_contents", "FP32": "fp32_contents"}
 FROM = "exitflow_from"
 
@@ -102,8 +103,8 @@ def understand(
     for output in outputs:
         if output not in OUTPUTS:
             raise BadRequestError(f"there is no output {output[:100]!r}{suggestion(output[:100], OUTPUTS)}")
-    if len(set(outputs)) < len(outputs):
-        raise BadRequestError("an output is asked for once")
+    if len(outputs) > MAX_OUTPUTS:
+        raise BadRequestError(f"a request names at most {MAX_OUTPUTS} outputs, got {len(outputs)}")
     if tensor.name == FEATURES:
         carry, start = _features(node, loaded, tensor, parameters)
     else:

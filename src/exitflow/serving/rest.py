@@ -25,7 +25,7 @@ import uvicorn
 from exitflow.errors import ServingError
 from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
 from exitflow.serving.description import model_config, model_metadata, problems, server_metadata, statistics, status
-from exitflow.serving.grpc_server import as_refusal, check_token
+from exitflow.serving.grpc_server import as_refusal, check_token, max_connections
 from exitflow.serving.links import MAX_MESSAGE
 from exitflow.serving.metrics import prometheus_text
 from exitflow.serving.node import Node
@@ -90,9 +90,9 @@ class RestApp:
             ("GET", r"/openapi.json", lambda _: _json(description(node))),
             ("GET", r"/v2", lambda _: _json(server_metadata())),
             ("GET", r"/v2/health/live", lambda _: _json({"live": True})),
-            ("GET", r"/v2/health/ready", lambda _: _json({"ready": True}, 503 if node.draining else 200)),
+            ("GET", r"/v2/health/ready", lambda _: self._ready({"ready": not node.draining})),
             ("GET", model, lambda request: self._about(request, model_metadata)),
-            ("GET", model + "/ready", lambda request: self._about(request, lambda node: {"name": request.names[0]})),
+            ("GET", model + "/ready", self._model_ready),
             ("GET", model + "/config", lambda request: self._about(request, model_config)),
             ("GET", model + "/stats", lambda request: self._about(request, _statistics)),
             ("POST", model + "/infer", self._infer),
@@ -137,10 +137,17 @@ class RestApp:
         allow = ", ".join(allowed for allowed, _, _ in found)
         return Response(json.dumps({"error": f"use {allow}"}).encode(), 405, headers=(("allow", allow),))
 
+    def _ready(self, detail: Mapping[str, Any]) -> Response:
+        return _json(detail, 503 if self._node.draining else 200)
+
+    def _model_ready(self, request: Request) -> Response:
+        check_model(self._node, request.names[0], _version(request))
+        return self._ready({"name": request.names[0], "ready": not self._node.draining})
+
     def _readyz(self, _: Request) -> Response:
-        ready, wrong = not self._node.draining, problems(self._node)
-        detail = {"ready": ready, "degraded": bool(wrong), "problems": wrong, "node": self._node.name}
-        return _json(detail, 200 if ready else 503)
+        wrong = problems(self._node)
+        ready = {"ready": not self._node.draining, "degraded": bool(wrong), "problems": wrong}
+        return self._ready({**ready, "node": self._node.name})
 
     def _metrics(self, _: Request) -> Response:
         return Response(prometheus_text(self._node), content_type="text/plain; version=0.0.4; charset=utf-8")
@@ -395,7 +402,7 @@ async def start_rest(node: Node, host: str, port: int, security: Security) -> Re
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=5,
-        limit_concurrency=4 * node.spec.queue_size,
+        limit_concurrency=max_connections(node.spec),
         log_level="warning",
         ssl_certfile=security.path(CERTIFICATE),
         ssl_keyfile=security.path(KEY),
