@@ -386,7 +386,8 @@ def test_beyond_the_queue_requests_are_refused_at_once_and_it_recovers(eager):
         refused = [each for each in found if isinstance(each, OverloadedError)]
         assert refused
         assert len(refused) == node.counts.rejected
-        assert len(found) - len(refused) == node.counts.arrived >= 4
+        assert len(found) - len(refused) == node.counts.requests >= 4
+        assert node.counts.arrived == 40  # or who plans for what was observed would plan for too little
         assert (await ask(node, eager)).nodes == ["cloud"]
         assert node.in_flight == 0
         await node.close()

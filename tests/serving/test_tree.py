@@ -10,6 +10,7 @@ from tests.serving.asking import ask_all, expected
 
 def test_a_tree_of_seven_answers_thousands_of_requests_as_the_evaluation_does(bundle, tree):
     samples = bundle.samples()
+    inputs = np.concatenate([samples.inputs] * 2)
 
     async def everywhere():
         devices = [node.name for node in bundle.topology.nodes if node.arrival_rate > 0]
@@ -17,15 +18,15 @@ def test_a_tree_of_seven_answers_thousands_of_requests_as_the_evaluation_does(bu
             zip(
                 devices,
                 await asyncio.gather(
-                    *(ask_all(tree.places[name].grpc, bundle.manifest.name, samples.inputs) for name in devices)
+                    *(ask_all(tree.places[name].grpc, bundle.manifest.name, inputs) for name in devices)
                 ),
                 strict=True,
             )
         )
 
     found = asyncio.run(everywhere())
-    assert sum(map(len, found.values())) == 1600
+    assert sum(map(len, found.values())) == 3200
     for device, answers in found.items():
-        assert answers == expected(bundle, device, samples)
+        assert answers == 2 * expected(bundle, device, samples)
     shares = Counter(exit for answers in found.values() for _, exit, _ in answers)
-    assert np.allclose([shares[exit] / 1600 for exit in (1, 2, 3)], bundle.plan.exit_share, atol=0.06)
+    assert np.allclose([shares[exit] / 3200 for exit in (1, 2, 3)], bundle.plan.exit_share, atol=0.06)

@@ -30,7 +30,7 @@ class Histogram:
 class NodeCounts:
     """In samples, unless it says requests; seconds are sums."""
 
-    arrived: int = 0  # from clients
+    arrived: int = 0  # from clients, also what was refused
     from_children: Counter[str] = field(default_factory=Counter)
     served: int = 0  # answered by this node's own exit
     fallbacks: Counter[str] = field(default_factory=Counter)  # served here because a parent failed: reason

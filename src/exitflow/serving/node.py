@@ -113,6 +113,10 @@ class Node:
         """The answers to (N, ...) samples; raises OverloadedError or ExpiredError."""
         now = monotonic()
         size = len(carry)
+        if child is None:
+            self.counts.arrived += size
+        else:
+            self.counts.from_children[child] += size
         if deadline <= now:
             self.counts.expired += 1
             raise ExpiredError
@@ -125,10 +129,6 @@ class Node:
         except OverloadedError:
             self.counts.rejected += 1
             raise
-        if child is None:
-            self.counts.arrived += size
-        else:
-            self.counts.from_children[child] += size
         timer = self._loop.call_later(deadline - now, self._expire, job) if deadline < NEVER else None
         self.in_flight += size
         try:
