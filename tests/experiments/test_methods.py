@@ -14,7 +14,7 @@ from exitflow.experiments.comparison import compare
 from exitflow.experiments.methods import METHODS, apply_method, serving_setting
 from exitflow.experiments.runs import evaluate
 from exitflow.experiments.system import System, decode_system, load_system
-from exitflow.experiments.tables import TABLES, distinct_trainings
+from exitflow.experiments.tables import NEUTRAL_SETTING, TABLES, distinct_trainings
 from exitflow.experiments.training import train
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
@@ -40,12 +40,25 @@ def test_a_method_leaves_equal_what_has_to_be_equal(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_exit_costs_more_than_in_the_system_itself(name):
-    budget = [cost.multiply_adds for cost in Assembly(load_system("paper-7:80-15-5"), DATA).costs]
-    system = apply_method(name, load_system("paper-7:80-15-5"))
-    costs = [cost.multiply_adds for cost in Assembly(system, DATA).costs]
-    exits = system.model.exits if name == "local-only" else (1, 2, 3)
+    system = load_system("paper-7:80-15-5")
+    assert_within_budget(apply_method(name, system), system, DATA, tolerance=0.02)
+
+
+@pytest.mark.parametrize(("dataset", "num_classes"), [("cifar10", 10), ("cifar100", 100)])
+def test_no_exit_of_the_table_of_peers_costs_more_than_in_ours(dataset, num_classes):
+    cells = [cell for cell in TABLES["peers"].cells([dataset]) if cell.setting == NEUTRAL_SETTING]
+    ours, *peers = (cell.system(9, "small") for cell in cells)
+    images = image_dataset(96, channels=3, size=32, num_classes=num_classes)
+    for system in peers:
+        assert_within_budget(system, ours, images, tolerance=0.01)
+
+
+def assert_within_budget(system, ours, dataset, *, tolerance):
+    budget = [cost.multiply_adds for cost in Assembly(ours, dataset).costs]
+    costs = [cost.multiply_adds for cost in Assembly(system, dataset).costs]
+    exits = system.model.exits if system.model.family == "separate" else (1, 2, 3)
     for exit, cost in zip(exits, costs, strict=True):
-        assert cost <= budget[exit - 1] * 1.02, (exit, cost, budget)
+        assert cost <= budget[exit - 1] * (1 + tolerance), (system.model, exit, cost, budget)
 
 
 def test_what_each_peer_trains():
