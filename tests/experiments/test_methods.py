@@ -20,6 +20,7 @@ from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.specs import DepthWidthResNet, SlimResNet
 from exitflow.topology.graph import Node, Topology
+from exitflow.topology.rates import serving_plan
 from tests.small import image_dataset, tiny_system
 
 DATA = image_dataset(96)
@@ -61,17 +62,95 @@ def assert_within_budget(system, ours, dataset, *, tolerance):
         assert cost <= budget[exit - 1] * (1 + tolerance), (system.model, exit, cost, budget)
 
 
-def test_what_each_peer_trains():
-    trained = {name: apply_method(name, BASE).training for name in METHODS}
-    assert trained["fjord"].local_exits == trained["fjord-kd"].local_exits == "each-step"
-    assert trained["heterofl"].server_step == trained["depthfl"].server_step == "node-mean"
-    assert trained["fedprox"].proximal_weight > trained["fedavg"].proximal_weight == 0
-    assert trained["scalefl"].weighting == "linear-depth"
-    families = {name: apply_method(name, BASE).model.family for name in METHODS}
-    assert families["fjord"] == families["heterofl"] == "slim-resnet"
-    assert apply_method("heterofl", BASE).model.scaler
-    assert families["scalefl"] == "depth-width"
-    assert families["fedavg"] == families["fedprox"] == "common"
+PLAIN = {
+    "weighting": "equal-weight",
+    "exit_weights": (),
+    "help_probability": 0.0,
+    "sampling": {},
+    "local_exits": "one",
+    "joint_loss": "element-mean",
+    "objective": "labels",
+    "distillation_weight": 1.0,
+    "distillation_temperature": 1.0,
+    "distillation_start": 0.0,
+    "distillation_ramp": 0.0,
+    "proximal_weight": 0.0,
+    "server_step": "sample-mean",
+    "server_learning_rate": 1.0,
+}
+OURS = {"weighting": "auto", "local_exits": "all", "server_step": "coverage"}
+SCALEFL = {
+    "weighting": "linear-depth",
+    "local_exits": "all",
+    "joint_loss": "mean",
+    "objective": "from-deepest",
+    "distillation_weight": 0.05,
+    "distillation_temperature": 3.0,
+    "distillation_start": 0.25,
+    "server_step": "node-mean",
+}
+EARLY_EXITS = {"family": "early-exit-resnet", "exit_blocks": (1, 2, 3), "heads": ("grid", "gap", "gap")}
+SLIM = {"family": "slim-resnet", "widths": (1 / 3, 2 / 3, 1.0), "head": "gap", "scaler": False}
+DEFINITIONS = {  # what each method trains beside PLAIN, by its paper, and with which network
+    "exitflow": (OURS, EARLY_EXITS),
+    "algorithm-1": ({"weighting": "serving-rate", "server_step": "paper"}, EARLY_EXITS),
+    "fjord": ({"local_exits": "each-step"}, SLIM),
+    "fjord-kd": ({"local_exits": "each-step", "objective": "soft-labels"}, SLIM),
+    "heterofl": ({"server_step": "node-mean"}, SLIM | {"scaler": True}),
+    "depthfl": (
+        {
+            "local_exits": "all",
+            "joint_loss": "sum",
+            "objective": "mutual",
+            "distillation_ramp": 0.3,
+            "server_step": "node-mean",
+        },
+        EARLY_EXITS,
+    ),
+    "scalefl": (SCALEFL, EARLY_EXITS | {"family": "depth-width", "widths": (1 / 3, 2 / 3, 1.0), "scaler": False}),
+    "fedavg": ({}, {"family": "common", "exit": 1}),
+    "fedprox": ({"proximal_weight": 0.01}, {"family": "common", "exit": 1}),
+    "branchynet": ({"local_exits": "all", "joint_loss": "sum", "exit_weights": (1.0, 2.0, 3.0)}, EARLY_EXITS),
+    "local-only": ({}, {"family": "separate", "exits": (1, 1, 1, 1, 2, 2, 3)}),
+    "all-local": (OURS, EARLY_EXITS),
+    "all-cloud": (OURS, EARLY_EXITS),
+}
+SERVED = {"all-local": "100-0-0", "all-cloud": "0-0-100"}  # the others: as the system is
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_defines_a_method(name):
+    """Whatever the system says of it."""
+    odd = replace(
+        BASE,
+        model=replace(BASE.model, heads=("grid", "gap", "gap")),
+        training=replace(
+            BASE.training,
+            weighting="adaptive",
+            exit_weights=(1.0, 2.0, 3.0),
+            help_probability=0.1,
+            sampling={node.name: (1 / node.exit,) * node.exit for node in BASE.topology.nodes},
+            local_exits=None,
+            joint_loss="mean",
+            objective="mutual",
+            distillation_weight=0.7,
+            distillation_temperature=2.0,
+            distillation_start=0.1,
+            distillation_ramp=0.2,
+            server_step="paper",
+            server_learning_rate=0.5,
+        ),
+    )
+    system = apply_method(name, odd)
+    training, model = DEFINITIONS[name]
+    assert {key: getattr(system.training, key) for key in PLAIN} == PLAIN | training
+    assert {key: getattr(system.model, key) for key in model} == model
+    assert getattr(system.model, "network", odd.model) == odd.model
+    served = SERVED.get(name, "80-15-5")
+    if name != "local-only":  # where exits are nodes
+        assert serving_plan(system.topology).exit_share * 100 == pytest.approx([float(x) for x in served.split("-")])
+    assert serving_setting(name, "80-15-5") == served
+    assert METHODS[name].knows_serving_rates == (name in ("exitflow", "algorithm-1"))
 
 
 def test_the_proximal_term_of_the_system_stays_with_every_method():
