@@ -18,8 +18,9 @@ from exitflow.experiments.tables import NEUTRAL_SETTING, TABLES, distinct_traini
 from exitflow.experiments.training import train
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
-from exitflow.models.specs import DepthWidthResNet, SlimResNet
-from exitflow.topology.graph import Node, Topology
+from exitflow.models.specs import DepthWidthResNet, SeparateNetworks, SlimResNet
+from exitflow.tensors import num_bytes, take
+from exitflow.topology.graph import Link, Node, Topology
 from exitflow.topology.rates import serving_plan
 from tests.small import image_dataset, tiny_system
 
@@ -188,6 +189,31 @@ def test_local_only_is_every_node_on_its_own(tmp_path):
         for name in assembly.model.coverage(node.exit):
             torch.testing.assert_close(state.tensors[name], own.tensors[name], rtol=1e-5, atol=1e-6)
     assert run.costs.bytes_sent == 0
+
+
+CHAIN = Topology(
+    (Node("device-0", 1, 1.0, (Link("edge-0"),)), Node("edge-0", 2, 0.0, (Link("cloud-0"),)), Node("cloud-0", 3))
+)
+
+
+@pytest.mark.parametrize(
+    ("topology", "local_exits", "sent"),
+    [
+        (BASE.topology, "one", {"device-0->edge-0": (1,), "edge-0->cloud-0": (1, 1, 2)}),
+        (CHAIN, "one", {}),
+        (CHAIN, "all", {"device-0->edge-0": (1,), "edge-0->cloud-0": (1, 1, 2)}),
+    ],
+)
+def test_separate_networks_are_sent_where_several_nodes_train_one(tmp_path, topology, local_exits, sent):
+    training = replace(BASE.training, weighting="equal-weight", local_exits=local_exits, rounds=1)
+    system = replace(BASE, topology=topology, model=SeparateNetworks(network=BASE.model), training=training)
+    run = train(system, tmp_path / "run", dataset=DATA)
+    tensors = run.state().tensors
+    size = {exit: num_bytes(take(tensors, Assembly(system, DATA).model.coverage(exit))) for exit in (1, 2, 3)}
+    found = run.records[0]["link_bytes"]
+    expected = {link: sum(size[exit] for exit in exits) for link, exits in sent.items()}
+    assert {link: found[link] for link in expected} == expected
+    assert bool(found) == bool(sent)
 
 
 def test_a_separate_system_is_served_by_layers(tmp_path):
