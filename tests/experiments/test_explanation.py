@@ -2,9 +2,11 @@ import numpy as np
 import pytest
 
 from exitflow.experiments.explanation import explain
+from exitflow.experiments.results import TrainingFolder
 from exitflow.experiments.training import train
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.theory.bound import error_bound
+from exitflow.theory.costs import calibrated_costs
 from tests.small import image_dataset, tiny_system
 
 DATA = image_dataset(96)
@@ -19,7 +21,7 @@ def test_every_weighting_has_its_weights_and_their_cost(explanation):
     assert set(explanation.weights) == set(explanation.terms) == set(WEIGHTINGS)
     for name, weights in explanation.weights.items():
         assert sum(weights) == pytest.approx(1)
-        assert explanation.terms[name] == explanation.costs.terms(np.array(weights))
+        assert explanation.terms[name] == calibrated_costs(explanation.inputs[name]).terms(np.array(weights))
     assert explanation.terms["serving-rate"].bias == 0
     assert explanation.terms["equal-weight"].bias > 0
 
@@ -44,6 +46,24 @@ def test_the_weights_are_those_of_a_training(explanation, tmp_path, weighting):
     assert run.records[-1]["exit_weights"] == list(explanation.weights[weighting])
 
 
+@pytest.mark.parametrize("own", ["auto", "serving-rate"])
+def test_each_weighting_is_explained_as_its_own_training(own, tmp_path):
+    """Nodes train all their exits under auto, and only their own under the others."""
+    found = explain(tiny_system(f"training.weighting={own}"), dataset=DATA)
+    json = found.to_json()
+    for weighting in ("auto", "balanced-adj"):
+        run = train(tiny_system(f"training.weighting={weighting}"), tmp_path / weighting, dataset=DATA)
+        assert run.records[-1]["exit_weights"] == list(found.weights[weighting])
+        assert TrainingFolder(run.path).profile["exit_samples"] == json["weightings"][weighting]["exit_samples"]
+    assert found.weights["serving-rate"] == pytest.approx((0.8, 0.15, 0.05))
+    assert json["exit_samples"] == json["weightings"][own]["exit_samples"]
+
+
+def test_a_weighting_that_would_leave_an_exit_without_data_is_left_out():
+    found = explain(tiny_system("training.weighting=auto", "data.layer_shares=[0,0,1]"), dataset=DATA)
+    assert set(found.weights) == set(found.terms) == {"auto"}
+
+
 def test_all_backends_explain_alike(explanation):
     system = tiny_system("training.help_probability=0.2")
     assert explain(system, dataset=DATA, backend="processes", workers=2).to_json() == explanation.to_json()
@@ -51,7 +71,7 @@ def test_all_backends_explain_alike(explanation):
 
 def test_json_has_the_theorems_own_bound_too(explanation):
     found = explanation.to_json()
-    bound = error_bound(explanation.inputs, np.array(explanation.weights["equal-weight"]))
+    bound = error_bound(explanation.inputs["equal-weight"], np.array(explanation.weights["equal-weight"]))
     assert found["weightings"]["equal-weight"]["bound"]["total"] == bound.total
     assert found["constants"]["condition"] >= 1
     assert found["constants"]["num_rounds"] == 3

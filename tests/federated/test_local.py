@@ -1,11 +1,14 @@
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from exitflow.federated.compression import Compression
+from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.local import NodeData
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.spec import TrainingSpec
@@ -124,6 +127,25 @@ def test_a_repeated_round_begins_with_the_momentum_it_began_with_before(tmp_path
         again = trainer.train(state, Task(round, "node", (2,), (1.0,), 1.0, seed=round))
         assert torch.equal(once.delta["weight"], again.delta["weight"])
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+
+
+def test_what_waits_for_an_exit_outlasts_rounds_without_it(tmp_path):
+    """An exit whose loss stops counting is left out, and may come back: its momentum and its residual are there."""
+    model, trainer = image_trainer(TrainingSpec(batch_size=8), 1)
+    states = {"states": NodeStates(tmp_path / "momentum"), "residuals": NodeStates(tmp_path / "residuals")}
+    trainer = replace(trainer, **states, compression=Compression.of(FederationSpec(compression="top-k")))
+    only_at_2 = model.coverage(1, 2, 3).keys() - model.coverage(1, 3).keys()
+    found = []
+    for round, exits in enumerate([(1, 3), (1, 2, 3), (1, 3), (1, 2, 3)], start=1):
+        task = Task(round, "node", exits, (1.0,) * len(exits), 1.0, seed=round)
+        trainer.train(initial_state(model), task)
+        kept = [each.load(replace(task, round=round + 1)) for each in states.values()]
+        found.append([{name: tensors[name] for name in only_at_2 if name in tensors} for tensors in kept])
+    assert found[0] == [{}, {}]
+    for before, between, after in zip(*found[1:], strict=True):
+        assert before
+        assert all(torch.equal(before[name], between[name]) for name in before)
+        assert not any(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_momentum_that_is_not_finite_is_not_kept(tmp_path):

@@ -5,14 +5,20 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from exitflow.cli import main
+from exitflow.experiments.comparison import compare
+from exitflow.experiments.figures import Spread
+from exitflow.experiments.results import TrainingFolder
 from exitflow.experiments.tables import TABLES
 from exitflow.experiments.training import train
 from exitflow.report.build import build_report, make_page
 from exitflow.report.page import Field, Page, PageTable, Section, render
+from exitflow.report.series import by_kind
+from exitflow.report.terminal import spread
 from tests.report.synthetic import write_results
 from tests.small import image_dataset, tiny_system
 
@@ -125,6 +131,23 @@ def test_a_comparison_has_a_report(runs):
     assert "2 weightings" in text
     assert "±" in text
     assert CliRunner().invoke(main, ["report", str(runs)]).exit_code == 0  # again, over the old one
+
+
+def test_a_comparison_of_methods_has_a_row_for_each(tmp_path):
+    methods = ["all-cloud", "fjord", "fedavg", "local-only"]
+    compare(tiny_system(), ["equal-weight"], [1, 2], methods=methods, out=tmp_path, dataset=DATA)
+    page = make_page(tmp_path)
+    assert page.title == "paper-7:80-15-5: 5 ways to train"
+    assert page.facts["System"] == "7 nodes, 3 exits"
+    assert page.facts["Exits answer"] == "80.0 %, 15.0 %, 5.0 %"
+    assert page.facts["Training"] == "3 rounds, server step coverage, paper, sample-mean"
+    rows = dict(page.sections[0].tables[0].rows)
+    assert list(rows) == ["equal-weight", "fjord", "fedavg", "local-only", "all-cloud"]
+    assert {len(fields) for fields in rows.values()} == {4}
+    alone = [TrainingFolder(tmp_path / f"local-only-seed-{seed}") for seed in (1, 2)]
+    devices = [np.mean(run.records[-1]["validation"]["exit_accuracy"][:4]) for run in alone]
+    assert rows["local-only"][1].text == spread(np.mean(devices), Spread.of(devices).std)
+    assert by_kind(alone)[0].exit_weight(1).values[-1].mean == pytest.approx(4 / 7)
 
 
 def test_a_run_that_is_not_finished_is_shown_as_such(runs, tmp_path):

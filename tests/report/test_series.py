@@ -6,7 +6,7 @@ import pytest
 
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
-from exitflow.report.series import Series, by_weighting
+from exitflow.report.series import Series, by_kind
 from tests.small import tiny_system
 
 
@@ -55,5 +55,5 @@ def test_runs_are_grouped_by_weighting_in_the_usual_order(tmp_path):
     runs = [
         training(tmp_path / str(index), [0.5], name) for index, name in enumerate(["flops-prop", "auto", "flops-prop"])
     ]
-    found = by_weighting(runs)
+    found = by_kind(runs)
     assert [(series.label, len(series.trainings)) for series in found] == [("auto", 1), ("flops-prop", 2)]

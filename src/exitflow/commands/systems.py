@@ -93,7 +93,8 @@ def explain(
         [name, *(percent(weight) for weight in weights), *(f"{terms.to_json()[error]:.3f}" for error in errors)]
         for (name, weights), terms in zip(result.weights.items(), result.terms.values(), strict=True)
     ]
-    title = f"{loaded.name}: weights in %, and the errors they allow, {result.inputs.loss_bound:.2f} each at most"
+    most = max(inputs.loss_bound for inputs in result.inputs.values())
+    title = f"{loaded.name}: weights in %, and the errors they allow, {most:.2f} each at most"
     print_table(title, ["weighting", *exits, *errors], rows)
     click.echo(f"Least in total: {result.cheapest}. {_why(result)}")
 

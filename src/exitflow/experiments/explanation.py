@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from exitflow.data.dataset import Dataset
+from exitflow.errors import ConfigError, TrainingError
 from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.system import System
 from exitflow.federated.backends import open_backend
 from exitflow.federated.measuring import measure_gradients
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
 from exitflow.theory.bound import BoundInputs, error_bound
-from exitflow.theory.costs import ErrorTerms, WeightCosts, calibrated_costs, fixed_error
+from exitflow.theory.costs import ErrorTerms, calibrated_costs, fixed_error
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,10 @@ class Explanation:
     """The weights of every weighting in the last round, and what they cost."""
 
     system: str
+    weighting: str  # the system's own
     weights: dict[str, tuple[float, ...]]
     terms: dict[str, ErrorTerms]  # calibrated: no error above the loss that can be lost
-    costs: WeightCosts
-    inputs: BoundInputs  # the theorem's constants, measured or estimated
+    inputs: dict[str, BoundInputs]  # the theorem's constants, measured or estimated, for the training under each
 
     @property
     def cheapest(self) -> str:
@@ -37,7 +39,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        inputs = self.inputs
+        inputs = self.inputs[self.weighting]
         names = ("loss_bound", "smoothness", "strong_convexity", "condition", "squared_gradient_bound")
         more = ("heterogeneity", "squared_distance", "num_rounds", "num_steps")
         return {
@@ -54,26 +56,40 @@ class Explanation:
         weights = self.weights[name]
         return {
             "weights": list(weights),
+            "exit_samples": self.inputs[name].exit_samples.tolist(),
             "terms": self.terms[name].to_json(),
-            "bound": error_bound(self.inputs, np.array(weights)).to_json(),
+            "bound": error_bound(self.inputs[name], np.array(weights)).to_json(),
         }
 
 
 def explain(
     system: System, *, backend: str = "serial", workers: int | None = None, dataset: Dataset | None = None
 ) -> Explanation:
-    """Measure the gradients of `system` at its initial model, and set all weightings side by side."""
-    assembly = Assembly(system, dataset or dataset_of(system))
-    profile = _measured(assembly, backend, workers)
-    assert profile.bound is not None
-    costs = calibrated_costs(profile.bound)
-    weights = {name: weighting(profile, system.training.rounds) for name, weighting in WEIGHTINGS.items()}
+    """Measure the gradients of `system` at its initial model, and set all weightings side by side.
+
+    Each with what nodes train under it. Those under which `system` could not be trained are left out.
+    """
+    dataset = dataset or dataset_of(system)
+    trainings = {name: replace(system.training, weighting=name) for name in WEIGHTINGS}
+    own = system.training.trains_all_exits
+    measured = {own: _measured(Assembly(system, dataset), backend, workers)}
+    for training in [each for each in trainings.values() if each.trains_all_exits != own][:1]:
+        with contextlib.suppress(ConfigError, TrainingError):
+            other = Assembly(replace(system, training=training), dataset)
+            measured[not own] = _measured(other, backend, workers)
+    profiles = {
+        name: measured[training.trains_all_exits]
+        for name, training in trainings.items()
+        if training.trains_all_exits in measured
+    }
+    weights = {name: WEIGHTINGS[name](profile, system.training.rounds) for name, profile in profiles.items()}
+    inputs = {name: profile.bound for name, profile in profiles.items() if profile.bound}
     return Explanation(
         system.name,
+        system.training.weighting,
         {name: tuple(each.tolist()) for name, each in weights.items()},
-        {name: costs.terms(each) for name, each in weights.items()},
-        costs,
-        profile.bound,
+        {name: calibrated_costs(inputs[name]).terms(each) for name, each in weights.items()},
+        inputs,
     )
 
 

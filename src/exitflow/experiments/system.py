@@ -76,11 +76,15 @@ def serving_as(system: System, setting: str) -> Topology:
 
     Where every node has a network of its own, its layer is that of the exit that this network was cut from.
     """
-    if not isinstance(system.model, SeparateNetworks):
-        return with_setting(system.topology, setting)
     numbers = {node.name: node.exit for node in system.topology.nodes}
-    layers = {name: system.model.exits[number - 1] for name, number in numbers.items()}
-    return with_exits(with_setting(with_exits(system.topology, layers), setting), numbers)
+    own_layers = {name: layers(system)[number - 1] for name, number in numbers.items()}
+    return with_exits(with_setting(with_exits(system.topology, own_layers), setting), numbers)
+
+
+def layers(system: System) -> tuple[int, ...]:
+    """Of each exit: itself, or, where networks are separate, the exit that its network was cut from."""
+    model = system.model
+    return model.exits if isinstance(model, SeparateNetworks) else tuple(range(1, system.topology.num_exits + 1))
 
 
 def with_exits(topology: Topology, exits: Mapping[str, int]) -> Topology:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from exitflow.federated.privacy import Privacy, PrivacyLoss, run_secret
 from exitflow.federated.run_dir import RunDir, save_state
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.traffic import forward_multiply_adds, link_bytes
-from exitflow.federated.types import Backend, ServerState, Task
+from exitflow.federated.types import Backend, ServerState
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, ExitProfile
 from exitflow.files import write_atomically
 from exitflow.models.specs import SeparateNetworks
@@ -260,7 +260,7 @@ class Training:
 
     def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
         def covered_bytes(*exits: int) -> int:
-            return num_bytes(take(state.tensors, self._coverage(*exits)))
+            return num_bytes(take(state.tensors, self._coverage(*self._sent(exits))))
 
         losses = {str(exit): float(np.mean(values)) for exit, values in sorted(report.losses.items())}
         return {
@@ -271,7 +271,7 @@ class Training:
             "num_tasks": len(report.tasks),
             "dropped": report.dropped,
             **self._faults(report),
-            "link_bytes": self._link_bytes(report.tasks, covered_bytes),
+            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
             "multiply_adds": forward_multiply_adds(
                 report.tasks,
                 self._spec,
@@ -313,12 +313,12 @@ class Training:
         largest = (probabilities.max(axis=1) if self._spec.trains_all_exits else probabilities.sum(axis=1)).max()
         return PrivacyLoss.after(self._assembly.system.federation, most, round, float(largest))
 
-    def _link_bytes(self, tasks: Sequence[Task], covered_bytes: Callable[..., int]) -> dict[str, int]:
-        """Nothing where networks share nothing: what a node has trained is what it would be sent."""
-        system = self._assembly.system
-        if isinstance(system.model, SeparateNetworks):
-            return {}
-        return link_bytes(system.topology, tasks, covered_bytes)
+    def _sent(self, exits: tuple[int, ...]) -> tuple[int, ...]:
+        """Not separate networks that one node alone trains: what it has trained is what it would be sent."""
+        if not isinstance(self._assembly.system.model, SeparateNetworks):
+            return exits
+        num_nodes = (self._assembly.profile.probabilities > 0).sum(axis=0)
+        return tuple(exit for exit in exits if num_nodes[exit - 1] > 1)
 
     def _validate(self, state: ServerState) -> dict[str, Any] | None:
         """Accuracy on validation data: of each exit, and of the system as served."""

@@ -90,11 +90,12 @@ class LocalTrainer:
         reaching_weights = place.reaching_weights(loss_weights) if self.spec.averages_elements else []
         received = [param.detach().clone() for param in place.params.values()] if self.spec.proximal_weight else []
         objective = make_objective(self.spec, task.round)
-        momentum: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
         state_round = None
         if self.states:
-            momentum = place.matching(self.states.load(task))
+            kept = self.states.load(task)
             state_round = self.states.round_of(task)
+        momentum = place.matching(kept)
         num_samples = len(self.data.indices[task.node])
         batches = self.data.batches(task.node, min(self.spec.batch_size, num_samples), seed=task.seed)
         total_losses = torch.zeros(2, len(task.exits), dtype=place.dtype, device=self.device)  # sums, and of how many
@@ -109,7 +110,7 @@ class LocalTrainer:
             total_losses[0, trained] += losses.detach()
             total_losses[1, trained] += 1
         if self.states and all_finite(momentum):
-            self.states.save(task, momentum)
+            self.states.save(task, {**kept, **momentum})
         means = (total_losses[0] / total_losses[1]).tolist()
         counts = total_losses[1].tolist()
         mean_losses = tuple(mean if count else None for mean, count in zip(means, counts, strict=True))
@@ -122,12 +123,12 @@ class LocalTrainer:
         """What can be sent of the update and of what earlier ones lost; what is lost now waits for the next."""
         if not self.compression or not all_finite(delta):
             return delta
-        if self.residuals:
-            earlier = self.residuals.load(task)
-            delta = {name: tensor + earlier[name] if earlier else tensor for name, tensor in delta.items()}
+        earlier = self.residuals.load(task) if self.residuals else {}
+        delta = {name: tensor + earlier[name] if name in earlier else tensor for name, tensor in delta.items()}
         rounded = self.compression.rounded(delta)
         if self.residuals:
-            self.residuals.save(task, {name: tensor - rounded[name] for name, tensor in delta.items()})
+            lost = {name: tensor - rounded[name] for name, tensor in delta.items()}
+            self.residuals.save(task, {**earlier, **lost})
         return rounded
 
     def measure_gradients(self, state: ServerState, node: str, exit: int) -> GradientFigures:
@@ -218,8 +219,9 @@ class _Workplace:
         return {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
 
     def matching(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies, each with the device and the layout of the parameter of its name."""
-        return {name: torch.empty_like(self.params[name]).copy_(tensor) for name, tensor in tensors.items()}
+        """Copies of those that parameters have the names of, each with the device and the layout of its parameter."""
+        params = {name: param for name, param in self.params.items() if name in tensors}
+        return {name: torch.empty_like(param).copy_(tensors[name]) for name, param in params.items()}
 
     @torch.no_grad()
     def descend(self, learning_rate: float, momentum: dict[str, Tensor], spec: TrainingSpec) -> None:

@@ -25,17 +25,17 @@ def trunk_multiply_adds(spec: EarlyExitResNet, channels: int, num_blocks: int) -
 def matched_widths(spec: EarlyExitResNet, exit_blocks: Sequence[int]) -> tuple[float, ...]:
     """The greatest widths at which an exit behind `exit_blocks` costs at most what the exit of `spec` does.
 
-    In whole channels of the first stage, rising to 1. Where there are too few channels to tell the exits apart, 1/E,
-    2/E, ..., 1.
+    In whole channels of the first stage, rising to 1: where two exits would meet, the shallower is one narrower. Where
+    there are too few channels to tell the exits apart, 1/E, 2/E, ..., 1.
     """
     num_exits = len(exit_blocks)
     if spec.width < num_exits:
         return tuple(exit / num_exits for exit in range(1, num_exits + 1))
-    widths: list[int] = []
-    for exit, (own, other) in enumerate(zip(spec.exit_blocks, exit_blocks, strict=True), start=1):
-        budget = trunk_multiply_adds(spec, spec.width, own)
-        narrowest = widths[-1] + 1 if widths else 1
-        candidates = range(narrowest, spec.width - (num_exits - exit) + 1)
-        affordable = [width for width in candidates if trunk_multiply_adds(spec, width, other) <= budget]
-        widths.append(max(affordable, default=narrowest))
-    return (*(width / spec.width for width in widths[:-1]), 1.0)
+    widths = [spec.width]
+    for exit in reversed(range(1, num_exits)):
+        budget = trunk_multiply_adds(spec, spec.width, spec.exit_blocks[exit - 1])
+        candidates = range(exit, widths[0])
+        blocks = exit_blocks[exit - 1]
+        affordable = [width for width in candidates if trunk_multiply_adds(spec, width, blocks) <= budget]
+        widths.insert(0, max(affordable, default=exit))
+    return tuple(width / spec.width for width in widths)

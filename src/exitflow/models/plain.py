@@ -1,7 +1,7 @@
 """Networks that hold no smaller ones, under the same contract: the ends between which nesting lies.
 
 common: every node trains and answers with one and the same network, as federated learning usually has it.
-separate: every node has a network that nobody else trains.
+separate: every exit has a network of its own, which shares nothing with the others.
 """
 
 from __future__ import annotations

@@ -7,19 +7,21 @@ from pathlib import Path
 
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
+from exitflow.experiments.system import System, layers
 from exitflow.report.grids import MISSING
 from exitflow.report.page import Field, Page, PageTable, Section
 from exitflow.report.plots import WEIGHT_LIMITS, Plot, curves_plot, error_terms_plot
-from exitflow.report.series import Series, by_weighting
+from exitflow.report.series import Series, by_kind
 from exitflow.report.terminal import percent, spread
 from exitflow.topology.rates import serving_plan
 
 
 def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
     """What their records say."""
-    system = runs[0].system
-    series = by_weighting(runs)
-    title = system.name if len(runs) == 1 else f"{system.name}: {len(series)} weightings"
+    series = by_kind(runs)
+    system = series[0].trainings[0].system
+    what = "weightings" if all(each.weighting for each in series) else "ways to train"
+    title = system.name if len(runs) == 1 else f"{system.name}: {len(series)} {what}"
     if len(runs) > 1 and len(series) == 1:
         title = f"{system.name}: {len(runs)} runs"
     sections = [Section("accuracy", "Accuracy", tables=[_accuracy_table(series), *_unfinished(runs)])]
@@ -30,33 +32,38 @@ def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
         plot = error_terms_plot("error-terms", "What the weights cost by the error bound", terms)
         sections.append(Section("error-terms", "The error bound", plots=[plot]))
     lead = "Accuracy on validation data during training; `exitflow evaluate` gives it on test data."
-    return Page(title, lead.replace("`", ""), _facts(folder, runs), sections)
+    return Page(title, lead.replace("`", ""), _facts(folder, system, runs), sections)
 
 
-def _facts(folder: Path, runs: Sequence[TrainingFolder]) -> dict[str, str]:
-    system = runs[0].system
+def _facts(folder: Path, system: System, runs: Sequence[TrainingFolder]) -> dict[str, str]:
+    """Of all runs, which differ at most in how they train `system`."""
     share = serving_plan(system.topology).exit_share
     training = system.training
     seeds = sorted({run.system.training.seed for run in runs})
+    steps = list(dict.fromkeys(run.system.training.server_step for run in runs))
     return {
         "Folder": folder.name or str(folder),
         "System": f"{len(system.topology.nodes):,} nodes, {system.topology.num_exits} exits",
         "Exits answer": ", ".join(f"{percent(each)} %" for each in share),
         "Data": f"{system.data.name}, {system.data.partition} partition",
-        "Training": f"{training.rounds:,} rounds, server step {training.server_step}",
+        "Training": f"{training.rounds:,} rounds, server step {', '.join(steps)}",
         "Seeds" if len(seeds) > 1 else "Seed": ", ".join(map(str, seeds)),
     }
 
 
 def _accuracy_table(series: Sequence[Series]) -> PageTable:
-    num_exits = max(each.trainings[0].system.topology.num_exits for each in series)
+    num_exits = _num_exits(series)
     rows = []
     for each in series:
         curves = [each.accuracy(), *(each.exit_accuracy(exit) for exit in range(1, num_exits + 1))]
         rows.append((each.label, [_field(curve.values[-1] if curve.values else None) for curve in curves]))
-    columns = ["weighting", "as served", *(f"exit {exit}" for exit in range(1, num_exits + 1))]
+    columns = ["trained by", "as served", *(f"exit {exit}" for exit in range(1, num_exits + 1))]
     caption = "After the last round that was validated: accuracy on validation data, in %"
     return PageTable(caption, columns, rows)
+
+
+def _num_exits(series: Sequence[Series]) -> int:
+    return max(max(layers(each.trainings[0].system)) for each in series)
 
 
 def _field(value: Spread | None) -> Field:
@@ -73,8 +80,7 @@ def _unfinished(runs: Sequence[TrainingFolder]) -> list[PageTable]:
 
 
 def _plots(series: Sequence[Series]) -> list[Plot]:
-    num_exits = max(each.trainings[0].system.topology.num_exits for each in series)
-    exits = range(1, num_exits + 1)
+    exits = range(1, _num_exits(series) + 1)
     learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
     weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
     panels = {"as served": Series.accuracy, **learned}

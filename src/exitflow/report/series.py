@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from exitflow.experiments.figures import Spread
+from exitflow.experiments.methods import METHODS
 from exitflow.experiments.results import TrainingFolder
+from exitflow.experiments.system import layers
 from exitflow.federated.weighting import WEIGHTINGS
 
 Record = Mapping[str, Any]
@@ -46,8 +49,8 @@ class Series:
         return {name: Spread.of([terms[name] for terms in found]) for name in found[0]} if found else {}
 
     def exit_accuracy(self, exit: int) -> Curve:
-        """On validation data."""
-        return self._curve(lambda record: _validated(record, "exit_accuracy", exit))
+        """On validation data; of several networks cut from that exit, the mean."""
+        return self._curve(lambda record: self._at(exit, _validated(record, "exit_accuracy"), statistics.fmean))
 
     def accuracy(self) -> Curve:
         """As served, on validation data, at the setting that was trained for."""
@@ -55,7 +58,15 @@ class Series:
 
     def exit_weight(self, exit: int) -> Curve:
         """Lambda-tilde_e."""
-        return self._curve(lambda record: record["exit_weights"][exit - 1])
+        return self._curve(lambda record: self._at(exit, record["exit_weights"], sum))
+
+    def _at(
+        self, exit: int, values: Sequence[float | None] | None, total: Callable[[list[float]], float]
+    ) -> float | None:
+        """Of the values of all that was cut from that exit; None where there are none."""
+        numbered = zip(layers(self.trainings[0].system), values or (), strict=False)
+        found = [value for layer, value in numbered if layer == exit and value is not None]
+        return total(found) if found else None
 
     def _curve(self, value: Callable[[Record], float | None]) -> Curve:
         """Over the rounds that all trainings have."""
@@ -67,19 +78,14 @@ class Series:
         return Curve(rounds, tuple(Spread.of([found[round] for found in by_seed]) for round in rounds))
 
 
-def _validated(record: Record, key: str, exit: int | None = None) -> float | None:
-    validation = record.get("validation")
-    if not validation:
-        return None
-    found = validation[key] if exit is None else validation[key][exit - 1]
-    return None if found is None else float(found)
+def _validated(record: Record, key: str) -> Any:
+    return (record.get("validation") or {}).get(key)
 
 
-def by_weighting(trainings: Sequence[TrainingFolder]) -> list[Series]:
-    """Of runs: those of one weighting are one series."""
-    found = {training.system.training.weighting for training in trainings}
-    names = [name for name in WEIGHTINGS if name in found]
-    return [
-        Series(name, name, tuple(each for each in trainings if each.system.training.weighting == name))
-        for name in names
-    ]
+def by_kind(trainings: Sequence[TrainingFolder]) -> list[Series]:
+    """Of runs: those of one weighting are one series, or of one method where `compare` named them after it."""
+    members: dict[str, list[TrainingFolder]] = {name: [] for name in (*WEIGHTINGS, *METHODS)}
+    for training in trainings:
+        name = training.name.rpartition("-seed-")[0]
+        members[name if name in METHODS else training.system.training.weighting].append(training)
+    return [Series(name, name if name in WEIGHTINGS else "", tuple(found)) for name, found in members.items() if found]
