@@ -232,6 +232,7 @@ class Session:
             lambda: self.membership.stations(self.courier),
             functools.cache(assembly.model.coverage),
             self.run_id,
+            self.samples,
             details={"system": _for_nodes(self.system), "num_steps": assembly.num_steps},
             spec=self.system.federation,
             status=self.status,

@@ -59,7 +59,8 @@ def run(tmp_path, spoil=None, overrides=(), rounds=(1,), **spec):
     )
     keys = dict.fromkeys(NODES, "key")
     federation = dataclasses.replace(system.federation, **{"deadline": 0.3, **spec})
-    backend = FlowerBackend(courier, lambda: registered(courier, keys), assembly.model.coverage, "r", spec=federation)
+    coverage, samples = assembly.model.coverage, assembly.samples
+    backend = FlowerBackend(courier, lambda: registered(courier, keys), coverage, "r", samples, spec=federation)
     state = assembly.initial_state()
     for round in rounds:
         tasks = [
@@ -146,6 +147,7 @@ OLD = json.loads(json.dumps(dataclasses.asdict(task_of(1, "device-0", 1, 1.0, 9)
         (with_header(task=OLD), "it answers another task"),
         (with_header(run="another"), "it answers another task"),
         (with_header(num_samples=-5), "num_samples is -5"),
+        (with_header(num_samples=2**30), "num_samples is 1073741824, and was 8 when the run began"),
         (with_header(num_samples=True), "num_samples is True"),
         (with_header(num_steps="many"), "num_steps is 'many'"),
         (lambda node, header, payload: (header, payload[:50] if node == "device-0" else payload), "cannot be read"),

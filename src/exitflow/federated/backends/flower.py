@@ -39,6 +39,7 @@ class FlowerBackend:
     stations: Callable[[], Mapping[str, int]]  # node -> Flower's number for it, of those that are registered
     coverage: Callable[..., Coverage]  # of any exits
     run_id: str
+    samples: Mapping[str, int]  # of each node, as it said before the first round
     details: Mapping[str, Any] = field(default_factory=dict)  # that every message carries
     spec: FederationSpec = field(default_factory=FederationSpec)
     status: Status = field(default=lambda text: None)
@@ -85,7 +86,7 @@ class FlowerBackend:
             delta, buffers = self._parts(tensors, take(state.params, covered), take(state.buffers, covered))
             figures = {name: _from_json(reply.header[name]) for name in UPDATE_FIGURES}
             update = Update(task, delta, buffers, **figures, wire_bytes=reply.wire_bytes)
-            check_figures(update)
+            check_figures(update, self.samples[task.node])
         except (ValueError, KeyError, TypeError) as error:
             return Missing(task, str(error), refused=True, wire_bytes=reply.wire_bytes)
         return update
@@ -152,12 +153,14 @@ def _size(job: _Job, packed: Mapping[tuple[int, ...], bytes]) -> int:
     return len(json.dumps(job.header)) + len(packed[job.exits])
 
 
-def check_figures(update: Update) -> None:
+def check_figures(update: Update, num_samples: int) -> None:
     """Refuse counts and losses that make no sense: they weigh the update."""
     for name in ("num_samples", "num_steps"):
         value = getattr(update, name)
         if type(value) is not int or not 0 < value < 2**40:
             raise ValueError(f"{name} is {value!r}")
+    if update.num_samples != num_samples:
+        raise ValueError(f"num_samples is {update.num_samples}, and was {num_samples} when the run began")
     if len(update.losses) != len(update.task.exits) or not all(
         loss is None or isinstance(loss, float) for loss in update.losses
     ):
@@ -174,6 +177,7 @@ def open_local_flower(
         federation.stations,
         trainer.model.coverage,
         "local",
+        {node: len(held) for node, held in trainer.data.indices.items()},
         spec=spec or FederationSpec(),
         status=status or (lambda text: None),
         on_close=federation.close,
