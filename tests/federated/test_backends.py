@@ -41,6 +41,7 @@ def final_state(name, workers, overrides, folder, rounds=3):
         variances = backend.measure_gradients(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])
         for state, report in run_rounds(plan, state, backend):
             losses.append(report.losses)
+            assert not report.state_lost
     return state, losses, variances
 
 
