@@ -310,11 +310,14 @@ def _hello(
                 asked[courier.send(station, header, b"", seconds=JOINING)] = name
         for reply in courier.receive(asked) if asked else []:
             name = asked.pop(reply.message)
-            if reply.error:  # Flower's own: the node went away, and may come back
+            if reply.error and not reply.refused:  # Flower's own: the node went away, and may come back
                 continue
-            if problem := reply.header.get("error"):
+            if problem := reply.error or reply.header.get("error"):
                 raise TrainingError(f"node {name!r}: {problem}")
-            samples[name] = int(reply.header["num_samples"])
+            count = reply.header.get("num_samples")
+            if type(count) is not int or not 0 <= count < 2**40:
+                raise TrainingError(f"node {name!r}: its number of samples is {count!r}")
+            samples[name] = count
             missing.remove(name)
         if missing and time.monotonic() > give_up:
             raise TrainingError(

@@ -76,7 +76,7 @@ class FlowerBackend:
     def _update(self, state: ServerState, task: Task, reply: Reply) -> Update | Missing:
         """The reply as an update, if it is one that can be used."""
         if problem := reply.error or reply.header.get("error"):
-            return Missing(task, str(problem), wire_bytes=reply.wire_bytes)
+            return Missing(task, str(problem), refused=reply.refused, wire_bytes=reply.wire_bytes)
         sent = self._header(task)
         if any(reply.header.get(key) != sent[key] for key in ("run", "task")):
             return Missing(task, "it answers another task", refused=True, wire_bytes=reply.wire_bytes)
@@ -161,6 +161,8 @@ def check_figures(update: Update, num_samples: int) -> None:
             raise ValueError(f"{name} is {value!r}")
     if update.num_samples != num_samples:
         raise ValueError(f"num_samples is {update.num_samples}, and was {num_samples} when the run began")
+    if update.state_round is not None and (type(update.state_round) is not int or update.state_round < 0):
+        raise ValueError(f"state_round is {update.state_round!r}")
     if len(update.losses) != len(update.task.exits) or not all(
         loss is None or isinstance(loss, float) for loss in update.losses
     ):

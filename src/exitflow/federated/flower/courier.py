@@ -45,6 +45,7 @@ class Reply:
     header: Header = field(default_factory=dict)
     payload: bytes = b""
     error: str | None = None
+    refused: bool = False  # the error is that what came cannot be read
     wire_bytes: tuple[int, int] | None = None  # of payloads, down and up
 
 
@@ -108,7 +109,7 @@ class GridCourier:
             try:
                 replies.append(Reply(answered, *from_records(message.content)))
             except ValueError as error:
-                replies.append(Reply(answered, error=str(error)))
+                replies.append(Reply(answered, error=str(error), refused=True))
         return replies
 
     def close(self) -> None:
