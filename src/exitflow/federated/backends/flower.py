@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from exitflow.errors import TrainingError
 from exitflow.federated.compression import Compression
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.flower.courier import Courier, Reply
@@ -27,6 +29,9 @@ from exitflow.models.nested import Coverage
 from exitflow.tensors import Tensors, take
 
 POLL = 0.1  # seconds between looks for replies
+LARGEST_FIGURE = 1e12  # that is believed of a gradient
+
+log = logging.getLogger("exitflow.federated")
 
 Status = Callable[[str], None]  # is told what is being waited for
 
@@ -53,9 +58,9 @@ class FlowerBackend:
         return self._screens[0](self._updates(state, tasks))
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
-        """Of each (node, exit), measured on the node: only figures travel. NaN where a node does not answer."""
+        """Of each (node, exit), measured on the node: only figures travel. NaN where none came that can be believed."""
         jobs = [_Job(node, (exit,), {**self._common, "kind": "gradients", "exit": exit}) for node, exit in pairs]
-        return [_gradient_figures(reply) for reply in self._in_order(state, jobs)]
+        return [self._figures(job, reply) for job, reply in zip(jobs, self._in_order(state, jobs), strict=True)]
 
     def close(self) -> None:
         """End what was started for it."""
@@ -90,6 +95,19 @@ class FlowerBackend:
         except (ValueError, KeyError, TypeError) as error:
             return Missing(task, str(error), refused=True, wire_bytes=reply.wire_bytes)
         return update
+
+    def _figures(self, job: _Job, reply: Reply) -> GradientFigures:
+        """By the rule for what is missing."""
+        try:
+            if problem := reply.error or reply.header.get("error"):
+                raise ValueError(problem)
+            return gradient_figures(reply.header)
+        except ValueError as error:
+            problem = f"node {job.node!r}: its gradients at exit {job.exits[0]} are missing: {error}"
+        if self.spec.on_missing == "strict":
+            raise TrainingError(f"{problem}; federation.on_missing = 'skip' or 'reweight' would go on")
+        log.warning(problem)
+        return GradientFigures(math.nan, math.nan, math.nan, math.nan)
 
     def _parts(self, tensors: Tensors, params: Tensors, buffers: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         """(delta, buffers), just as they should be, or ValueError."""
@@ -169,6 +187,16 @@ def check_figures(update: Update, num_samples: int) -> None:
         raise ValueError(f"losses are {update.losses!r}")
 
 
+def gradient_figures(header: Mapping[str, Any]) -> GradientFigures:
+    """Those in a header, if they can be some: all NaN, of a node with too little data, or none."""
+    figures: dict[str, Any] = {item.name: header.get(item.name) for item in dataclasses.fields(GradientFigures)}
+    unknown = all(isinstance(value, float) and math.isnan(value) for value in figures.values())
+    for name, value in figures.items():
+        if not unknown and (type(value) not in (int, float) or not 0 <= value <= LARGEST_FIGURE):
+            raise ValueError(f"{name} is {value!r}")
+    return GradientFigures(**figures)
+
+
 def open_local_flower(
     trainer: LocalTrainer, spec: FederationSpec | None = None, *, status: Status | None = None
 ) -> FlowerBackend:
@@ -190,14 +218,6 @@ def _waiting_for(jobs: Any) -> str:
     nodes = sorted({job.node for job in jobs})
     shown = ", ".join(nodes[:3])
     return f"waiting for {shown}{f' and {len(nodes) - 3} more' if len(nodes) > 3 else ''}" if nodes else ""
-
-
-def _gradient_figures(reply: Reply) -> GradientFigures:
-    names = [item.name for item in dataclasses.fields(GradientFigures)]
-    try:
-        return GradientFigures(**{name: float(reply.header[name]) for name in names})
-    except (KeyError, TypeError, ValueError):
-        return GradientFigures(**dict.fromkeys(names, math.nan))
 
 
 def _from_json(value: Any) -> Any:
