@@ -262,9 +262,10 @@ def join(
         raise ConfigError(problem, source=str(folder))
     with working_folder() as work:
         programs = Programs(work)
-        relay = RelayCourier(work / "relay")
+        address = membership.superlink or read_address(folder)
+        relay = RelayCourier(work / "relay", address)
         try:
-            _start_relay(programs, relay, folder.resolve(), membership.superlink or read_address(folder))
+            _start_relay(programs, relay, folder.resolve(), address)
             samples = _hello(relay, membership, system, run_id, known, tell)
             yield Session(relay, membership, system, run_id, samples, tell)
         finally:
