@@ -33,7 +33,7 @@ def test_every_command_is_one_with_options_that_it_has(line):
 def test_the_doc_has_the_commands_that_the_tests_know():
     assert len(COMMANDS) == 6
     starts = [line for line in LINES if "start.sh" in line]
-    assert starts == ["federation/server/start.sh", "federation/nodes/device-0/start.sh --data-dir /data"]
+    assert starts == ["federation/server/start.sh", "federation/nodes/device-0/start.sh"]
 
 
 def test_linked_files_exist():
