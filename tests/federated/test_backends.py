@@ -66,6 +66,13 @@ def test_ray_gives_the_bits_of_serial(variant, tmp_path):
     assert found[1:] == (losses, variances)
 
 
+@pytest.mark.usefixtures("ray_cluster")
+def test_there_are_never_more_workers_of_ray_than_cores(tmp_path):
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    with open_backend("ray", assembly.trainer(tmp_path), assembly.initial_state(), workers=50) as backend:
+        assert len(backend._actors) == 2
+
+
 def test_more_updates_than_slots_come_in_order(monkeypatch, tmp_path):
     monkeypatch.setattr("exitflow.federated.backends.processes.SPARE_SLOTS", 1)
     assembly = Assembly(tiny_system(), image_dataset(96))

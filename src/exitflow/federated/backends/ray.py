@@ -39,8 +39,8 @@ class RayBackend:
         self._own = not ray.is_initialized()
         if self._own:
             _connect(num_workers, address)
-        count = num_workers or int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
-        count = min(count, len(trainer.data.indices))
+        cores = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+        count = min(num_workers or cores, cores, len(trainer.data.indices))  # an actor without a core never starts
         trainer_ref = ray.put(trainer)
         actor = ray.remote(num_cpus=1)(_Actor)
         self._actors: list[Any] = [actor.remote(trainer_ref) for _ in range(count)]
