@@ -44,7 +44,7 @@ class RayBackend:
         trainer_ref = ray.put(trainer)
         actor = ray.remote(num_cpus=1)(_Actor)
         self._actors: list[Any] = [actor.remote(trainer_ref) for _ in range(count)]
-        self._pinned = trainer.states is not None  # a node's momentum lies where it was last trained
+        self._pinned = bool(trainer.states or trainer.residuals)  # what a node keeps lies where it was last trained
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
         """Updates are views into the object store, valid until the next one is asked for."""
