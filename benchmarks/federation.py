@@ -92,7 +92,9 @@ def _flower(system: System, dataset: Dataset) -> Iterator[tuple[Iterator[ServerS
         federation = LocalFederation(list(assembly.samples), lambda header: trainer)
         print(f"starting the federation: {time.perf_counter() - started:.1f} s")
         try:
-            backend = FlowerBackend(federation.courier, federation.stations, assembly.model.coverage, "benchmark")
+            backend = FlowerBackend(
+                federation.courier, federation.stations, assembly.model.coverage, "benchmark", assembly.samples
+            )
             yield Training(assembly, run_dir).rounds(assembly.initial_state(), backend), run_dir, federation
         finally:
             federation.close()

@@ -13,6 +13,7 @@ import torch
 
 from exitflow.cli import main
 from exitflow.experiments.runs import Run
+from exitflow.federated.flower.control import QUIET
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "federation.md").read_text()
@@ -33,11 +34,20 @@ def test_every_command_is_one_with_options_that_it_has(line):
 def test_the_doc_has_the_commands_that_the_tests_know():
     assert len(COMMANDS) == 6
     starts = [line for line in LINES if "start.sh" in line]
-    assert starts == ["federation/server/start.sh", "federation/nodes/device-0/start.sh --data-dir /data"]
+    assert starts == ["federation/server/start.sh", "federation/nodes/device-0/start.sh"]
+
+
+def test_flowers_own_commands_do_not_call_out():
+    blocks = [block for block in re.findall(r"```sh\n(.*?)```", TEXT, flags=re.DOTALL) if re.search("^fl", block, re.M)]
+    assert len(blocks) == 2
+    for block in blocks:
+        settings = dict(part.split("=") for part in block.splitlines()[0].partition("#")[0].split()[1:])
+        assert settings.items() <= QUIET.items()
+        assert "FLWR_TELEMETRY_ENABLED" in settings
 
 
 def test_linked_files_exist():
-    for link in re.findall(r"\]\(([^)h][^)]*)\)", TEXT):
+    for link in re.findall(r"\]\(([^)h#][^)]*)\)", TEXT):
         assert (ROOT / "docs" / link).exists(), link
 
 

@@ -41,6 +41,7 @@ def final_state(name, workers, overrides, folder, rounds=3):
         variances = backend.measure_gradients(state, [("device-0", 1), ("cloud-0", 3), ("cloud-0", 1)])
         for state, report in run_rounds(plan, state, backend):
             losses.append(report.losses)
+            assert not report.state_lost
     return state, losses, variances
 
 
@@ -63,6 +64,30 @@ def test_ray_gives_the_bits_of_serial(variant, tmp_path):
     found = final_state("ray", 2, VARIANTS[variant], tmp_path / "ray")
     assert all(torch.equal(expected.tensors[name], found[0].tensors[name]) for name in expected.tensors)
     assert found[1:] == (losses, variances)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_there_are_never_more_workers_of_ray_than_cores(tmp_path):
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    with open_backend("ray", assembly.trainer(tmp_path), assembly.initial_state(), workers=50) as backend:
+        assert len(backend._actors) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "stays"),
+    [
+        ("training.momentum_between_rounds=reset", False),
+        ("training.momentum_between_rounds=keep", True),
+        ("federation.compression=fp16", False),
+        ("federation.compression=int8", True),
+        ("federation.compression=top-k", True),
+    ],
+)
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_node_that_keeps_something_stays_with_one_worker_of_ray(setting, stays, tmp_path):
+    assembly = Assembly(tiny_system(setting), image_dataset(96))
+    with open_backend("ray", assembly.trainer(tmp_path / "nodes"), assembly.initial_state(), workers=2) as backend:
+        assert (backend._actor_for("device-0", [1, 0]) == backend._actor_for("device-0", [0, 1])) is stays
 
 
 def test_more_updates_than_slots_come_in_order(monkeypatch, tmp_path):

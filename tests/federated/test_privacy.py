@@ -1,5 +1,6 @@
 import math
 import stat
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 from scipy import optimize, stats
 
 from exitflow.errors import ConfigError
-from exitflow.experiments.training import resume, train
+from exitflow.experiments.training import Training, resume, train
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.privacy import Privacy, PrivacyLoss, changes, run_secret
 from exitflow.federated.types import Update
@@ -124,6 +125,26 @@ def test_a_private_training_reports_its_loss_and_resumes_to_the_same_bits(tmp_pa
     again = resume(tmp_path / "cut", dataset=data)
     assert all(torch.equal(again.state().tensors[name], tensor) for name, tensor in whole.state().tensors.items())
     assert again.records[-1]["privacy"] == whole.records[-1]["privacy"]
+
+
+@pytest.mark.parametrize("local_exits", ["one", "all", "each-step"])
+def test_the_loss_counts_the_rounds_in_which_a_node_was_asked(local_exits, tmp_path, monkeypatch):
+    counted = []
+    monkeypatch.setattr(PrivacyLoss, "after", lambda spec, most, *rest: counted.append(most))
+    settings = ("federation.clip_norm=0.5", "federation.noise_multiplier=2.0", "training.participation=0.3")
+    system = tiny_system(*settings, f"training.local_exits={local_exits}", "training.rounds=4")
+    asked = Counter()
+    original = Training._record
+
+    def watched(self, state, report):
+        asked.update(task.node for task in report.tasks)
+        record = original(self, state, report)
+        assert counted[-1] == max(asked.values(), default=0)
+        return record
+
+    monkeypatch.setattr(Training, "_record", watched)
+    train(system, tmp_path / "run", dataset=image_dataset(96))
+    assert len(counted) == 4
 
 
 def test_one_node_moves_the_private_sum_by_no_more_than_the_bound(tmp_path):

@@ -232,6 +232,7 @@ class Session:
             lambda: self.membership.stations(self.courier),
             functools.cache(assembly.model.coverage),
             self.run_id,
+            self.samples,
             details={"system": _for_nodes(self.system), "num_steps": assembly.num_steps},
             spec=self.system.federation,
             status=self.status,
@@ -261,9 +262,10 @@ def join(
         raise ConfigError(problem, source=str(folder))
     with working_folder() as work:
         programs = Programs(work)
-        relay = RelayCourier(work / "relay")
+        address = membership.superlink or read_address(folder)
+        relay = RelayCourier(work / "relay", address)
         try:
-            _start_relay(programs, relay, folder.resolve(), membership.superlink or read_address(folder))
+            _start_relay(programs, relay, folder.resolve(), address)
             samples = _hello(relay, membership, system, run_id, known, tell)
             yield Session(relay, membership, system, run_id, samples, tell)
         finally:
@@ -309,11 +311,14 @@ def _hello(
                 asked[courier.send(station, header, b"", seconds=JOINING)] = name
         for reply in courier.receive(asked) if asked else []:
             name = asked.pop(reply.message)
-            if reply.error:  # Flower's own: the node went away, and may come back
+            if reply.error and not reply.refused:  # Flower's own: the node went away, and may come back
                 continue
-            if problem := reply.header.get("error"):
+            if problem := reply.error or reply.header.get("error"):
                 raise TrainingError(f"node {name!r}: {problem}")
-            samples[name] = int(reply.header["num_samples"])
+            count = reply.header.get("num_samples")
+            if type(count) is not int or not 0 <= count < 2**40:
+                raise TrainingError(f"node {name!r}: its number of samples is {count!r}")
+            samples[name] = count
             missing.remove(name)
         if missing and time.monotonic() > give_up:
             raise TrainingError(

@@ -32,6 +32,8 @@ class NodeTrainers:
     def __init__(
         self, node: str, states: Path, data_dir: str | None, known_factories: frozenset[str] = frozenset()
     ) -> None:
+        if data_dir is not None and not Path(data_dir).is_dir():
+            raise ConfigError(f"there is no directory {data_dir!r}", key="--data-dir")
         self._node = node
         self._known_factories = known_factories  # code of one's own that the server may have called here
         self._states = states
@@ -56,6 +58,9 @@ class NodeTrainers:
             problem = f"{strangers[0]!r} is not in this node's own system.toml, so it is not called here"
             raise ConfigError(problem, key="model.factory")
         data = system.data
+        if data.name == "digits" and self._data_dir is not None:
+            problem = "data set 'digits' is embedded; leave this out, and the node takes its part of the partition"
+            raise ConfigError(problem, key="--data-dir")
         dataset = load_dataset(data.name, data_dir=self._data_dir, verify=data.verify and not self._data_dir)
         if self._data_dir is None:
             return Assembly(system, dataset).trainer(states, num_steps=num_steps)

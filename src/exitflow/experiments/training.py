@@ -303,10 +303,17 @@ class Training:
         if self._assembly.system.federation.noise_multiplier is None:
             return None
         probabilities = self._assembly.profile.probabilities
+        joint_weights = (
+            np.ones(probabilities.shape[1]) if self._spec.trains_all_exits else None
+        )  # whichever: who is drawn is the same
         while self._counted_rounds < round:
             self._counted_rounds += 1
             tasks = sample_tasks(
-                list(self._assembly.samples), probabilities, round=self._counted_rounds, seed=self._spec.seed
+                list(self._assembly.samples),
+                probabilities,
+                round=self._counted_rounds,
+                seed=self._spec.seed,
+                joint_weights=joint_weights,
             )
             self._drawn.update(task.node for task in tasks)
         most = max(self._drawn.values(), default=0)

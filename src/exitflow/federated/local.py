@@ -257,4 +257,4 @@ def _moments(gradients: Iterator[tuple[Tensor, ...]]) -> tuple[float, float]:
     pairs = zip(square, deviation, strict=True)
     total = sum(float((squares - sums**2 / count).sum()) for squares, sums in pairs)
     squared_mean = sum(float((f + d / count).square().sum()) for f, d in zip(first, deviation, strict=True))
-    return total / (count - 1) / sum(values.numel() for values in first), squared_mean
+    return max(total, 0.0) / (count - 1) / sum(values.numel() for values in first), squared_mean

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import math
+import re
 
 import pytest
 import torch
 
+from exitflow.errors import TrainingError
 from exitflow.experiments.assembly import Assembly
 from exitflow.federated.backends.flower import FlowerBackend
 from exitflow.federated.federation_spec import FederationSpec
@@ -59,8 +62,9 @@ def run(tmp_path, spoil=None, overrides=(), rounds=(1,), **spec):
     )
     keys = dict.fromkeys(NODES, "key")
     federation = dataclasses.replace(system.federation, **{"deadline": 0.3, **spec})
-    backend = FlowerBackend(courier, lambda: registered(courier, keys), assembly.model.coverage, "r", spec=federation)
-    state = assembly.initial_state()
+    coverage, samples = assembly.model.coverage, assembly.samples
+    backend = FlowerBackend(courier, lambda: registered(courier, keys), coverage, "r", samples, spec=federation)
+    state, found = assembly.initial_state(), {}
     for round in rounds:
         tasks = [
             task_of(round, "cloud-0", 3, 1.0, round),
@@ -146,8 +150,12 @@ OLD = json.loads(json.dumps(dataclasses.asdict(task_of(1, "device-0", 1, 1.0, 9)
         (with_header(task=OLD), "it answers another task"),
         (with_header(run="another"), "it answers another task"),
         (with_header(num_samples=-5), "num_samples is -5"),
+        (with_header(num_samples=2**30), "num_samples is 1073741824, and was 8 when the run began"),
         (with_header(num_samples=True), "num_samples is True"),
         (with_header(num_steps="many"), "num_steps is 'many'"),
+        (with_header(state_round="x"), "state_round is 'x'"),
+        (with_header(state_round=-1), "state_round is -1"),
+        (lambda node, *found: ({}, b"", "no JSON", True) if node == "device-0" else found, "no JSON"),
         (lambda node, header, payload: (header, payload[:50] if node == "device-0" else payload), "cannot be read"),
         (lambda node, header, payload: (header, b"" if node == "device-0" else payload), "cannot be read"),
         (lambda node, header, payload: ({"task": 5} if node == "device-0" else header, payload), "another task"),
@@ -202,6 +210,36 @@ def test_gradients_are_measured_on_the_node(tmp_path):
     pairs = [("device-0", 1), ("cloud-0", 3)]
     trainer = assembly.trainer(tmp_path / "other" / "nodes")
     assert backend.measure_gradients(state, pairs) == [trainer.measure_gradients(state, *pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("name", ["mean_variance", "variance", "second_moment", "loss"])
+@pytest.mark.parametrize("value", [1e300, -1e-9, float("nan"), float("inf"), "1", True, None, [1]], ids=str)
+def test_gradients_that_cannot_be_believed_are_missing_and_the_node_is_named(name, value, tmp_path, caplog):
+    pairs = [("device-0", 1), ("device-1", 1)]
+    _, assembly, state, backend = run(tmp_path, rounds=(), on_missing="skip")
+    backend.courier.spoil = with_header(**{name: value})
+    lied, honest = backend.measure_gradients(state, pairs)
+    assert all(math.isnan(figure) for figure in dataclasses.astuple(lied))
+    assert honest == assembly.trainer(tmp_path / "other" / "nodes").measure_gradients(state, *pairs[1])
+    problem = f"node 'device-0': its gradients at exit 1 are missing: {name} is {value!r}"
+    assert caplog.messages == [problem]
+    strict = dataclasses.replace(backend, spec=dataclasses.replace(backend.spec, on_missing="strict"))
+    with pytest.raises(TrainingError, match=f"^{re.escape(problem)}; federation.on_missing = 'skip' or 'reweight'"):
+        strict.measure_gradients(state, pairs)
+
+
+def test_gradients_of_a_node_with_too_little_data_are_no_lie(tmp_path, caplog):
+    unknown = dict.fromkeys(("mean_variance", "variance", "second_moment", "loss"), float("nan"))
+    _, _, state, backend = run(tmp_path, with_header(**unknown), rounds=())
+    (found,) = backend.measure_gradients(state, [("device-0", 1)])
+    assert all(math.isnan(figure) for figure in dataclasses.astuple(found))
+    assert not caplog.messages
+
+
+def test_gradients_of_a_node_that_does_not_answer_are_missing(tmp_path):
+    _, _, state, backend = run(tmp_path, lambda *found: None, rounds=())
+    with pytest.raises(TrainingError, match="node 'device-0': its gradients at exit 1 are missing: no answer within"):
+        backend.measure_gradients(state, [("device-0", 1)])
 
 
 def test_a_worker_refuses_a_task_of_another_node(tmp_path):

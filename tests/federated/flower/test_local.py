@@ -27,7 +27,7 @@ def federation(tmp_path_factory):
 def test_flower_gives_the_bits_of_serial(variant, federation, tmp_path):
     expected, losses, _ = final_state("serial", None, VARIANTS[variant], tmp_path, rounds=2)
     assembly, plan = assembled(VARIANTS[variant], rounds=2)
-    backend = FlowerBackend(federation.courier, federation.stations, plan.coverage, run_id=variant)
+    backend = FlowerBackend(federation.courier, federation.stations, plan.coverage, variant, assembly.samples)
     state, found = assembly.initial_state(), []
     for state, report in run_rounds(plan, state, backend):
         found.append(report.losses)

@@ -61,7 +61,12 @@ class Stage:
         self.federation = LocalFederation(NODES, lambda header: Puppet(self.trainer, folder))
         spec = FederationSpec(deadline=DEADLINE, norm_limit=10)
         self.backend = FlowerBackend(
-            self.federation.courier, self.federation.stations, self.assembly.model.coverage, "run", spec=spec
+            self.federation.courier,
+            self.federation.stations,
+            self.assembly.model.coverage,
+            "run",
+            self.assembly.samples,
+            spec=spec,
         )
         self.serial = self.assembly.trainer(folder / "serial" / "nodes")
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from exitflow.errors import TrainingError
 from exitflow.federated.compression import Compression
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.flower.courier import Courier, Reply
@@ -27,6 +29,9 @@ from exitflow.models.nested import Coverage
 from exitflow.tensors import Tensors, take
 
 POLL = 0.1  # seconds between looks for replies
+LARGEST_FIGURE = 1e12  # that is believed of a gradient
+
+log = logging.getLogger("exitflow.federated")
 
 Status = Callable[[str], None]  # is told what is being waited for
 
@@ -39,6 +44,7 @@ class FlowerBackend:
     stations: Callable[[], Mapping[str, int]]  # node -> Flower's number for it, of those that are registered
     coverage: Callable[..., Coverage]  # of any exits
     run_id: str
+    samples: Mapping[str, int]  # of each node, as it said before the first round
     details: Mapping[str, Any] = field(default_factory=dict)  # that every message carries
     spec: FederationSpec = field(default_factory=FederationSpec)
     status: Status = field(default=lambda text: None)
@@ -52,9 +58,9 @@ class FlowerBackend:
         return self._screens[0](self._updates(state, tasks))
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
-        """Of each (node, exit), measured on the node: only figures travel. NaN where a node does not answer."""
+        """Of each (node, exit), measured on the node: only figures travel. NaN where none came that can be believed."""
         jobs = [_Job(node, (exit,), {**self._common, "kind": "gradients", "exit": exit}) for node, exit in pairs]
-        return [_gradient_figures(reply) for reply in self._in_order(state, jobs)]
+        return [self._figures(job, reply) for job, reply in zip(jobs, self._in_order(state, jobs), strict=True)]
 
     def close(self) -> None:
         """End what was started for it."""
@@ -75,7 +81,7 @@ class FlowerBackend:
     def _update(self, state: ServerState, task: Task, reply: Reply) -> Update | Missing:
         """The reply as an update, if it is one that can be used."""
         if problem := reply.error or reply.header.get("error"):
-            return Missing(task, str(problem), wire_bytes=reply.wire_bytes)
+            return Missing(task, str(problem), refused=reply.refused, wire_bytes=reply.wire_bytes)
         sent = self._header(task)
         if any(reply.header.get(key) != sent[key] for key in ("run", "task")):
             return Missing(task, "it answers another task", refused=True, wire_bytes=reply.wire_bytes)
@@ -85,10 +91,23 @@ class FlowerBackend:
             delta, buffers = self._parts(tensors, take(state.params, covered), take(state.buffers, covered))
             figures = {name: _from_json(reply.header[name]) for name in UPDATE_FIGURES}
             update = Update(task, delta, buffers, **figures, wire_bytes=reply.wire_bytes)
-            check_figures(update)
+            check_figures(update, self.samples[task.node])
         except (ValueError, KeyError, TypeError) as error:
             return Missing(task, str(error), refused=True, wire_bytes=reply.wire_bytes)
         return update
+
+    def _figures(self, job: _Job, reply: Reply) -> GradientFigures:
+        """By the rule for what is missing."""
+        try:
+            if problem := reply.error or reply.header.get("error"):
+                raise ValueError(problem)
+            return gradient_figures(reply.header)
+        except ValueError as error:
+            problem = f"node {job.node!r}: its gradients at exit {job.exits[0]} are missing: {error}"
+        if self.spec.on_missing == "strict":
+            raise TrainingError(f"{problem}; federation.on_missing = 'skip' or 'reweight' would go on")
+        log.warning(problem)
+        return GradientFigures(math.nan, math.nan, math.nan, math.nan)
 
     def _parts(self, tensors: Tensors, params: Tensors, buffers: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         """(delta, buffers), just as they should be, or ValueError."""
@@ -152,16 +171,30 @@ def _size(job: _Job, packed: Mapping[tuple[int, ...], bytes]) -> int:
     return len(json.dumps(job.header)) + len(packed[job.exits])
 
 
-def check_figures(update: Update) -> None:
+def check_figures(update: Update, num_samples: int) -> None:
     """Refuse counts and losses that make no sense: they weigh the update."""
     for name in ("num_samples", "num_steps"):
         value = getattr(update, name)
         if type(value) is not int or not 0 < value < 2**40:
             raise ValueError(f"{name} is {value!r}")
+    if update.num_samples != num_samples:
+        raise ValueError(f"num_samples is {update.num_samples}, and was {num_samples} when the run began")
+    if update.state_round is not None and (type(update.state_round) is not int or update.state_round < 0):
+        raise ValueError(f"state_round is {update.state_round!r}")
     if len(update.losses) != len(update.task.exits) or not all(
         loss is None or isinstance(loss, float) for loss in update.losses
     ):
         raise ValueError(f"losses are {update.losses!r}")
+
+
+def gradient_figures(header: Mapping[str, Any]) -> GradientFigures:
+    """Those in a header, if they can be some: all NaN, of a node with too little data, or none."""
+    figures: dict[str, Any] = {item.name: header.get(item.name) for item in dataclasses.fields(GradientFigures)}
+    unknown = all(isinstance(value, float) and math.isnan(value) for value in figures.values())
+    for name, value in figures.items():
+        if not unknown and (type(value) not in (int, float) or not 0 <= value <= LARGEST_FIGURE):
+            raise ValueError(f"{name} is {value!r}")
+    return GradientFigures(**figures)
 
 
 def open_local_flower(
@@ -174,6 +207,7 @@ def open_local_flower(
         federation.stations,
         trainer.model.coverage,
         "local",
+        {node: len(held) for node, held in trainer.data.indices.items()},
         spec=spec or FederationSpec(),
         status=status or (lambda text: None),
         on_close=federation.close,
@@ -184,14 +218,6 @@ def _waiting_for(jobs: Any) -> str:
     nodes = sorted({job.node for job in jobs})
     shown = ", ".join(nodes[:3])
     return f"waiting for {shown}{f' and {len(nodes) - 3} more' if len(nodes) > 3 else ''}" if nodes else ""
-
-
-def _gradient_figures(reply: Reply) -> GradientFigures:
-    names = [item.name for item in dataclasses.fields(GradientFigures)]
-    try:
-        return GradientFigures(**{name: float(reply.header[name]) for name in names})
-    except (KeyError, TypeError, ValueError):
-        return GradientFigures(**dict.fromkeys(names, math.nan))
 
 
 def _from_json(value: Any) -> Any:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.types import GradientFigures, ServerState, Task, Update, task_from_json
+from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, ServerState, Task, Update, task_from_json
 from exitflow.tensors import Layout, copy_into, take
 
 SPARE_SLOTS = (
@@ -54,7 +54,7 @@ class ProcessesBackend:
         jobs = [{"kind": "train", "task": dataclasses.asdict(task)} for task in tasks]
         for task, (slot, reply) in zip(tasks, self._in_order(jobs), strict=True):
             delta, buffers = self._shared.update(task, slot)
-            yield Update(task, delta, buffers, reply["num_samples"], reply["num_steps"], tuple(reply["losses"]))
+            yield Update(task, delta, buffers, **{**reply, "losses": tuple(reply["losses"])})
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
         """Of each (node, exit)."""
@@ -186,4 +186,4 @@ def _do(trainer: LocalTrainer, shared: _SharedTensors, job: Mapping[str, Any]) -
     delta, buffers = shared.update(update.task, job["slot"])
     copy_into(delta, update.delta)
     copy_into(buffers, update.buffers)
-    return {"num_samples": update.num_samples, "num_steps": update.num_steps, "losses": update.losses}
+    return {name: getattr(update, name) for name in UPDATE_FIGURES}

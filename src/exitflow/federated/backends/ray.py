@@ -39,12 +39,12 @@ class RayBackend:
         self._own = not ray.is_initialized()
         if self._own:
             _connect(num_workers, address)
-        count = num_workers or int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
-        count = min(count, len(trainer.data.indices))
+        cores = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+        count = min(num_workers or cores, cores, len(trainer.data.indices))  # an actor without a core never starts
         trainer_ref = ray.put(trainer)
         actor = ray.remote(num_cpus=1)(_Actor)
         self._actors: list[Any] = [actor.remote(trainer_ref) for _ in range(count)]
-        self._pinned = trainer.states is not None  # a node's momentum lies where it was last trained
+        self._pinned = bool(trainer.states or trainer.residuals)  # what a node keeps lies where it was last trained
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
         """Updates are views into the object store, valid until the next one is asked for."""

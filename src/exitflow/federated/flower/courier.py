@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ from exitflow.federated.flower.frames import Header, receive_frame, send_frame
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+
+PATIENCE = 60.0  # seconds that the SuperLink may be away
+LOOK = 2.0  # seconds without an answer, after which we look whether it is
 
 _IN_OUR_WORDS = {  # Flower's codes of errors
     3: "no answer in time",  # the message expired
@@ -45,6 +49,7 @@ class Reply:
     header: Header = field(default_factory=dict)
     payload: bytes = b""
     error: str | None = None
+    refused: bool = False  # the error is that what came cannot be read
     wire_bytes: tuple[int, int] | None = None  # of payloads, down and up
 
 
@@ -108,7 +113,7 @@ class GridCourier:
             try:
                 replies.append(Reply(answered, *from_records(message.content)))
             except ValueError as error:
-                replies.append(Reply(answered, error=str(error)))
+                replies.append(Reply(answered, error=str(error), refused=True))
         return replies
 
     def close(self) -> None:
@@ -136,10 +141,11 @@ def serve_relay(courier: Courier, connection: socket.socket) -> None:
 
 
 class RelayCourier:
-    """Over a ServerApp elsewhere, which connects to the socket at `path`."""
+    """Over a ServerApp elsewhere, which connects to the socket at `path`, and reaches the SuperLink at `address`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, address: str) -> None:
         self.path = path
+        self._address = address
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(1)
@@ -184,10 +190,29 @@ class RelayCourier:
         return self._receive()[0]
 
     def _receive(self) -> tuple[Header, bytes]:
+        self._wait()
         try:
             return receive_frame(self._open())
         except (EOFError, OSError):
             raise _gone() from None
+
+    def _wait(self) -> None:
+        """Until an answer comes. Flower itself would try for ever to reach a SuperLink that has gone."""
+        heard = time.monotonic()
+        while not select.select([self._open()], [], [], LOOK)[0]:
+            if self._superlink_listens():
+                heard = time.monotonic()
+            elif time.monotonic() - heard > PATIENCE:
+                problem = f"nobody has answered at {self._address} for {PATIENCE:g} s"
+                raise TrainingError(f"{problem}; start the SuperLink again, and `exitflow train --resume` goes on")
+
+    def _superlink_listens(self) -> bool:
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK).close()
+            return True
+        except OSError:
+            return False
 
     def _open(self) -> socket.socket:
         if not self._connection:

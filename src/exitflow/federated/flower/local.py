@@ -52,7 +52,7 @@ class LocalFederation:
         write_connection(self.programs.flower_home, address, self.folder / "ca.crt")
         self.programs.start("superexec", commands.superexec(self.folder, address, os.getpid()))
         commands.write_app(self.folder / "app", {"relay": ""})
-        self.courier = RelayCourier(self.folder / "relay")
+        self.courier = RelayCourier(self.folder / "relay", address)
         register = [
             ["supernode", "register", str(self._node(node) / "node.pub"), CONNECTION, "--name", node] for node in nodes
         ]

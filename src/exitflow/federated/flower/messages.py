@@ -7,10 +7,13 @@ requests, so a model of a hundred tensors is best packed before.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from exitflow.federated.flower.frames import Header
+
+DEEPEST = 10  # levels of a header
 
 
 def to_records(header: Header, payload: bytes) -> RecordDict:
@@ -29,6 +32,18 @@ def from_records(records: RecordDict) -> tuple[Header, bytes]:
         payload = arrays["payload"]["packed"].data if "payload" in arrays else b""
     except KeyError as error:
         raise ValueError(f"the message has no {error}") from None
+    except RecursionError:
+        raise ValueError("the header of the message is nested too deeply") from None
     if not isinstance(header, dict):
         raise ValueError("the header of the message is no JSON object")
+    if _is_deep(header):  # or whoever passes it on might fail
+        raise ValueError("the header of the message is nested too deeply")
     return header, payload
+
+
+def _is_deep(value: Any, levels: int = DEEPEST) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    return not levels or any(
+        _is_deep(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value)
+    )

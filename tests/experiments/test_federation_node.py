@@ -1,4 +1,4 @@
-"""A server cannot have code called on a node that the node's own file does not name."""
+"""What a node refuses: code that its own file does not name, and data that are not there."""
 
 import pytest
 
@@ -26,3 +26,15 @@ def test_a_factory_that_the_node_does_not_know_is_refused_before_it_is_called(tm
         NodeTrainers("device-0", tmp_path, None)(header)
     with pytest.raises(TypeError, match="getcwd"):  # where the node knows it, it is called
         NodeTrainers("device-0", tmp_path, None, frozenset({"os:getcwd"}))(header)
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^--data-dir: there is no directory '/no/such/dir'$"):
+        NodeTrainers("device-0", tmp_path, "/no/such/dir")
+
+
+def test_embedded_data_have_no_directory(tmp_path):
+    header = {"run": "r", "system": tiny_system("data.name=digits").to_toml(), "num_steps": 1}
+    with pytest.raises(ConfigError, match=r"^--data-dir: data set 'digits' is embedded; leave this out"):
+        NodeTrainers("device-0", tmp_path, str(tmp_path))(header)
+    assert len(NodeTrainers("device-0", tmp_path, None)(header).data.indices) == 7
