@@ -20,7 +20,7 @@ demo: .venv/.installed  ## plan, train with five weightings, compare, serve: abo
 
 # Three at a time, as many tests mostly wait, for processes that start, are frozen or killed.
 test: .venv/.installed-dev  ## the whole test suite
-	$(BIN)/pytest --numprocesses 3 --dist loadfile -m "not slow"
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: test  ## and the tests that take longest
 	$(BIN)/pytest -m slow
@@ -46,7 +46,9 @@ clean:  ## remove .venv and caches (runs/ stays)
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
+# pip need not compile everything for a minute: Python compiles what is imported, once, if it may write it down.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
 	$(INSTALL) '.[export,report,serve,train]'

@@ -16,6 +16,14 @@ torch.set_num_threads(1)
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 
 
+LONGEST = ("test_matrix", "test_federation", "test_training", "test_real_faults", "test_reproduction", "test_readme")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest first, so that none of them is left for one process at the end."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
 @pytest.fixture(autouse=True)
 def _no_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXITFLOW_DATA_DIR", raising=False)
