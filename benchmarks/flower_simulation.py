@@ -43,8 +43,8 @@ def resnet() -> None:
 def _system(kind: str) -> System:
     if kind == "digits":
         return load_system("paper-7:80-15-5", ["training.local_steps=5"])
-    small = ["model.width=8", "model.stem_stride=2", "model.strides=[1,2,2,1]", "training.batch_size=64"]
-    return load_system("paper-7-cifar10:80-15-5", [*small, "training.local_steps=20"])
+    small = ["model.width=8", "model.stem_stride=2", "model.strides=[1,2,2,1]", "training.augment=false"]
+    return load_system("paper-7-cifar10:80-15-5", [*small, "training.batch_size=64", "training.local_steps=10"])
 
 
 @functools.cache
@@ -56,6 +56,11 @@ def _dataset(kind: str) -> Dataset:
 def _assembly(kind: str) -> Assembly:
     torch.set_num_threads(1)
     return Assembly(_system(kind), _dataset(kind))
+
+
+@functools.cache
+def _initial(kind: str) -> ServerState:
+    return _assembly(kind).initial_state()
 
 
 @functools.cache
@@ -92,7 +97,7 @@ def _client_app(kind: str) -> Any:
         config: Any = message.content["task"]
         task = Task(config["round"], config["node"], (config["exit"],), (1.0,), 1.0, config["seed"])
         model: Any = message.content["model"]
-        initial = _assembly(kind).initial_state()
+        initial = _initial(kind)
         tensors = _unpack(model["packed"].numpy(), _covered(kind, initial, task))
         params = {name: value for name, value in tensors.items() if name in initial.params}
         buffers = {name: value for name, value in tensors.items() if name in initial.buffers}
