@@ -129,7 +129,7 @@ After=network-online.target
 Wants=network-online.target
 
 [Service]
-# Where you put this folder, and where exitflow is installed:
+# Where you put this folder, and where exitflow is installed; a node with data of its own: start.sh --data-dir DIR
 Environment=EXITFLOW=/opt/exitflow/bin/exitflow
 ExecStart=/opt/exitflow/federation/start.sh
 Restart=always
