@@ -41,10 +41,12 @@ def resnet() -> None:
 
 @functools.cache
 def _system(kind: str) -> System:
+    one_exit = "training.weighting=serving-rate"
     if kind == "digits":
-        return load_system("paper-7:80-15-5", ["training.local_steps=5"])
-    small = ["model.width=8", "model.stem_stride=2", "model.strides=[1,2,2,1]", "training.augment=false"]
-    return load_system("paper-7-cifar10:80-15-5", [*small, "training.batch_size=64", "training.local_steps=10"])
+        return load_system("paper-7:80-15-5", [one_exit, "training.local_steps=5"])
+    small = ["model.width=8", "model.stem_stride=2", "model.strides=[1,2,2,1]", "data.augment=false"]
+    steps = ["training.batch_size=64", "training.local_steps=10"]
+    return load_system("paper-7-cifar10:80-15-5", [one_exit, *small, *steps])
 
 
 @functools.cache

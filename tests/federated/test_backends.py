@@ -9,6 +9,7 @@ import torch
 from exitflow.errors import TrainingError
 from exitflow.experiments.assembly import Assembly
 from exitflow.federated.backends import open_backend
+from exitflow.federated.backends.processes import _Worker
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.sampling import sample_tasks
@@ -101,6 +102,20 @@ def test_more_updates_than_slots_come_in_order(monkeypatch, tmp_path):
     ]
     with open_backend("processes", assembly.trainer(tmp_path), state, workers=2) as backend:
         assert [update.task for update in backend.run(state, tasks)] == tasks
+
+
+def test_the_deepest_task_is_begun_first(tmp_path, monkeypatch):
+    assembly = Assembly(tiny_system(), image_dataset(96))
+    state = assembly.initial_state()
+    tasks = sample_tasks(list(assembly.samples), assembly.profile.probabilities, round=1, seed=0)
+    begun = []
+    send = _Worker.send
+    monkeypatch.setattr(
+        _Worker, "send", lambda self, message: (begun.append(message["task"]["node"]), send(self, message))
+    )
+    with open_backend("processes", assembly.trainer(tmp_path), state, workers=2) as backend:
+        assert [update.task for update in backend.run(state, tasks)] == tasks
+    assert begun == ["cloud-0", "edge-0", "edge-1", "device-0", "device-1", "device-2", "device-3"]
 
 
 def test_a_worker_that_dies_is_reported_with_what_it_was_doing(tmp_path):

@@ -71,17 +71,23 @@ class ProcessesBackend:
             worker.process.join()
 
     def _in_order(self, jobs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(slot, reply) of each job, in order; a slot is used again once the next one is asked for."""
-        waiting = deque(enumerate(jobs))
+        """(slot, reply) of each job, in order; a slot is used again once the next one is asked for.
+
+        Of the next jobs, as many as have a slot, the deepest is begun first: it takes longest, and begun last it
+        would keep one worker busy and the others waiting.
+        """
+        waiting = list(range(len(jobs)))
         idle = deque(self._workers)
         slots = deque(range(self._shared.num_slots))
         busy: dict[Connection, tuple[_Worker, int, int]] = {}
         done: dict[int, tuple[int, dict[str, Any]]] = {}
         for turn in range(len(jobs)):
             while True:
-                while waiting and idle and slots:
-                    (index, job), worker, slot = waiting.popleft(), idle.popleft(), slots.popleft()
-                    worker.send({**job, "slot": slot})
+                while idle and (near := waiting[: len(slots)]):  # so the last slot is for the next in turn
+                    index = max(near, key=lambda index: (_depth(jobs[index]), -index))
+                    waiting.remove(index)
+                    worker, slot = idle.popleft(), slots.popleft()
+                    worker.send({**jobs[index], "slot": slot})
                     busy[worker.connection] = (worker, index, slot)
                 if turn in done:
                     break
@@ -120,6 +126,10 @@ class _Worker:
         self.process.join(timeout=5)
         doing = f" at {_describe(job)}" if job else ""
         return TrainingError(f"a worker process died{doing} (exit code {self.process.exitcode})")
+
+
+def _depth(job: Mapping[str, Any]) -> int:
+    return int(job["exit"] if job["kind"] == "gradients" else job["task"]["exits"][-1])
 
 
 def _describe(job: Mapping[str, Any]) -> str:
