@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from exitflow.serving.client import Access, NodeClient, ask_each
+from exitflow.serving.client import NodeClient, ask_each
 from exitflow.serving.cluster import LocalCluster
 from exitflow.serving.messages import SERVICE, ModelInferResponse
+from exitflow.serving.security import Security
 from tests.serving.inprocess import FakeParent, fake_parent, running
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
 from tests.serving.test_node import message
@@ -94,7 +95,7 @@ def test_the_cloud_is_killed_and_comes_back(cluster, eager):
             await asyncio.to_thread(cluster.start, ["cloud"])
             await stream.until_from("cloud")
         stream.check_all_answered()
-        (edge,) = await ask_each([cluster.places["edge"].grpc], Access(), NodeClient.status)
+        (edge,) = await ask_each([cluster.places["edge"].grpc], Security(), NodeClient.status)
         assert edge["problems"] == []
         assert edge["links"]["cloud"]["times_cut"] >= 1
         assert sum(edge["fallbacks"].values()) > 0
@@ -110,7 +111,7 @@ def test_the_edge_is_killed_and_the_device_answers_alone(cluster, eager):
             cluster.stop(["edge"], how=signal.SIGKILL)
             await stream.until_from("device")
         stream.check_all_answered()
-        (device,) = await ask_each([cluster.places["device"].grpc], Access(), NodeClient.status)
+        (device,) = await ask_each([cluster.places["device"].grpc], Security(), NodeClient.status)
         assert "link to edge is cut" in device["problems"][0]
 
     asyncio.run(scenario())
@@ -128,7 +129,7 @@ def test_a_frozen_parent_is_cut_off_and_taken_back(cluster, eager):
                 os.kill(cluster.processes["edge"].pid, signal.SIGCONT)
             await stream.until_from("cloud")
         stream.check_all_answered()
-        (device,) = await ask_each([cluster.places["device"].grpc], Access(), NodeClient.status)
+        (device,) = await ask_each([cluster.places["device"].grpc], Security(), NodeClient.status)
         assert device["fallbacks"]["timeout"] >= 1
 
     asyncio.run(scenario())
@@ -152,12 +153,12 @@ def test_a_new_bundle_rolls_through_the_tree_from_the_top_without_losing_depth(e
                 live.rename(tmp_path / "old")
                 (tmp_path / "new").rename(live)
                 for name in ("cloud", "edge"):
-                    await ask_each([cluster.places[name].grpc], Access(), NodeClient.reload)
+                    await ask_each([cluster.places[name].grpc], Security(), NodeClient.reload)
                     await stream.until_from("cloud")
                 cluster.processes["device"].send_signal(signal.SIGHUP)
                 place = [cluster.places["device"].grpc]
                 for _ in range(1000):
-                    (status,) = await ask_each(place, Access(), NodeClient.status)
+                    (status,) = await ask_each(place, Security(), NodeClient.status)
                     if status["bundle"] == new.hash:
                         break
                     await asyncio.sleep(0.01)
@@ -207,7 +208,7 @@ def test_overload_is_refused_cleanly_memory_stays_flat_and_it_recovers_at_once(e
         assert set(codes) == {"OK", "RESOURCE_EXHAUSTED"}
         assert codes["RESOURCE_EXHAUSTED"] > 0
         assert resident_megabytes(pid) < before * 1.1 + 5
-        (status,) = asyncio.run(ask_each([place], Access(), NodeClient.status))
+        (status,) = asyncio.run(ask_each([place], Security(), NodeClient.status))
         assert status["rejected"] >= codes["RESOURCE_EXHAUSTED"]
 
         async def one():

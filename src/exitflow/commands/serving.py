@@ -288,13 +288,12 @@ def observe(addresses: tuple[str, ...], out: str, window: float | None, as_json:
 
     from exitflow.errors import ConfigError
     from exitflow.files import write_atomically
-    from exitflow.serving.client import Access
     from exitflow.serving.observe import observe
     from exitflow.serving.security import Security
 
     if Path(out).exists():
         raise ConfigError("is already there; choose another", key="--out", source=out)
-    found = asyncio.run(observe(addresses, Access(Security(**access)), window=window))
+    found = asyncio.run(observe(addresses, Security(**access), window=window))
     write_atomically(Path(out), found.to_toml().encode())
     if as_json:
         print_json({"system": out, "nodes": found.nodes, "unseen": found.unseen})
@@ -320,12 +319,12 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
     """
     import asyncio
 
-    from exitflow.serving.client import Access, NodeClient, ask_each
+    from exitflow.serving.client import NodeClient, ask_each
     from exitflow.serving.security import Security
 
     found = []
     for address in addresses:  # one after the other, in the order given
-        found += asyncio.run(ask_each([address], Access(Security(**access)), NodeClient.reload))
+        found += asyncio.run(ask_each([address], Security(**access), NodeClient.reload))
     if as_json:
         print_json({status["node"]: status["bundle"] for status in found})
         return

@@ -303,9 +303,8 @@ class Training:
         if self._assembly.system.federation.noise_multiplier is None:
             return None
         probabilities = self._assembly.profile.probabilities
-        joint_weights = (
-            np.ones(probabilities.shape[1]) if self._spec.trains_all_exits else None
-        )  # whichever: who is drawn is the same
+        # which weights does not matter: none that is above 0 changes who is drawn
+        joint_weights = np.ones(probabilities.shape[1]) if self._spec.trains_all_exits else None
         while self._counted_rounds < round:
             self._counted_rounds += 1
             tasks = sample_tasks(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
@@ -14,7 +13,7 @@ import grpc.aio
 from exitflow.errors import ServingError
 from exitflow.serving.addresses import parse_address
 from exitflow.serving.grpc_server import OWN_SERVICE
-from exitflow.serving.links import CHANNEL_OPTIONS
+from exitflow.serving.links import open_channel
 from exitflow.serving.messages import MESSAGES, SERVICE
 from exitflow.serving.security import Security
 
@@ -23,28 +22,14 @@ T = TypeVar("T")
 TIMEOUT = 10.0  # seconds; of questions about a node, not of requests
 
 
-@dataclass(frozen=True)
-class Access:
-    """How to reach nodes."""
-
-    security: Security = field(default_factory=Security)
-
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """Made inside the event loop that uses it."""
-        credentials = self.security.channel_credentials()
-        if credentials:
-            return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-
 class NodeClient:
     """Of one node."""
 
-    def __init__(self, address: str, access: Access) -> None:
+    def __init__(self, address: str, security: Security) -> None:
         parse_address(address, "ADDRESS")
         self.address = address
-        self.channel = access.channel(address)
-        self._metadata = access.security.metadata
+        self.channel = open_channel(address, security)
+        self._metadata = security.metadata
         self.infer = self.channel.unary_unary(f"/{SERVICE}/ModelInfer")
 
     async def __aenter__(self) -> NodeClient:
@@ -82,11 +67,13 @@ class NodeClient:
         return answer
 
 
-async def ask_each(addresses: Iterable[str], access: Access, question: Callable[[NodeClient], Awaitable[T]]) -> list[T]:
+async def ask_each(
+    addresses: Iterable[str], security: Security, question: Callable[[NodeClient], Awaitable[T]]
+) -> list[T]:
     """The same of several nodes at once."""
 
     async def ask(address: str) -> T:
-        async with NodeClient(address, access) as client:
+        async with NodeClient(address, security) as client:
             return await question(client)
 
     return await asyncio.gather(*map(ask, addresses))

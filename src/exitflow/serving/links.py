@@ -38,6 +38,14 @@ CHANNEL_OPTIONS = [
 ]
 
 
+def open_channel(address: str, security: Security) -> grpc.aio.Channel:
+    """To a node; made inside the event loop that uses it."""
+    credentials = security.channel_credentials()
+    if credentials:
+        return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
 class LinkError(Exception):
     """A forward was not answered."""
 
@@ -82,12 +90,7 @@ class ParentLink:
         self._probe: asyncio.Task[None] | None = None
         self._expects = ("", "")
         self._metadata = security.metadata
-        credentials = security.channel_credentials()
-        self._channel = (
-            grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-            if credentials
-            else grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        )
+        self._channel = open_channel(address, security)
         self._infer = self._channel.unary_unary(
             f"/{SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None
         )

@@ -22,8 +22,9 @@ from exitflow.errors import ServingError
 from exitflow.routing import confidence
 from exitflow.serving.answers import INPUT
 from exitflow.serving.bundle import Samples
-from exitflow.serving.client import Access, NodeClient, ask_each
+from exitflow.serving.client import NodeClient, ask_each
 from exitflow.serving.messages import ModelInferRequest, ModelInferResponse
+from exitflow.serving.security import Security
 from exitflow.topology.graph import Topology
 
 DriftKind = Literal["difficulty", "traffic", "burst"]
@@ -45,7 +46,7 @@ class LoadPlan:
     concurrency: int | None = None  # requests at once, instead of Poisson arrivals
     drift: DriftKind | None = None
     seed: int = 0
-    access: Access = field(default_factory=Access)
+    security: Security = field(default_factory=Security)
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ class LoadGenerator:
         self.outcomes = Outcomes()
         self._schedule = _Schedule(plan)
         self._messages = _messages(plan)
-        self._metadata = plan.access.security.metadata
+        self._metadata = plan.security.metadata
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, show: Callable[[LoadGenerator, Mapping[str, Any], float], None] | None = None) -> Measured:
@@ -142,9 +143,9 @@ class LoadGenerator:
         devices = [node for node in plan.topology.nodes if node.arrival_rate > 0 and node.name in plan.addresses]
         if not devices:
             raise ServingError("no requests arrive at any of these nodes: give the addresses of the devices")
-        asked = await ask_each(plan.addresses.values(), plan.access, NodeClient.status)
+        asked = await ask_each(plan.addresses.values(), plan.security, NodeClient.status)
         before = dict(zip(plan.addresses, asked, strict=True))
-        clients = {node.name: NodeClient(plan.addresses[node.name], plan.access) for node in devices}
+        clients = {node.name: NodeClient(plan.addresses[node.name], plan.security) for node in devices}
         watch = asyncio.create_task(self._watch(show)) if show else None
         started = time.perf_counter()
         try:
@@ -169,7 +170,7 @@ class LoadGenerator:
 
         async def status(name: str, address: str) -> tuple[str, dict[str, Any]] | None:
             with contextlib.suppress(ServingError):
-                (found,) = await ask_each([address], self.plan.access, NodeClient.status)
+                (found,) = await ask_each([address], self.plan.security, NodeClient.status)
                 return name, found
             return None
 

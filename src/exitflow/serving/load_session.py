@@ -18,7 +18,7 @@ from exitflow.config import decode_list
 from exitflow.errors import ConfigError, ServingError
 from exitflow.serving.addresses import is_loopback, parse_address
 from exitflow.serving.bundle import MANIFEST, Bundle, Samples, load_bundle
-from exitflow.serving.client import Access, NodeClient, ask_each
+from exitflow.serving.client import NodeClient, ask_each
 from exitflow.serving.cluster import LocalCluster, running_tree
 from exitflow.serving.load import LoadGenerator, LoadPlan, scaled
 from exitflow.serving.load_report import LoadReport, report
@@ -53,8 +53,8 @@ class LoadOptions:
 
 def run_load(options: LoadOptions, *, show: Callable[[], Live] | None = None) -> LoadReport:
     """Send and compare."""
-    access = Access(Security(options.certs, options.token))
-    with _nodes(options, access) as (addresses, topology, samples, status):
+    security = Security(options.certs, options.token)
+    with _nodes(options, security) as (addresses, topology, samples, status):
         plan = LoadPlan(
             addresses,
             scaled(topology, options.total_rate),
@@ -65,7 +65,7 @@ def run_load(options: LoadOptions, *, show: Callable[[], Live] | None = None) ->
             concurrency=options.concurrency,
             drift=options.drift,
             seed=options.seed,
-            access=access,
+            security=security,
         )
         with show() if show else contextlib.nullcontext() as live:
             shown = _shower(live, plan) if live is not None else None
@@ -74,45 +74,45 @@ def run_load(options: LoadOptions, *, show: Callable[[], Live] | None = None) ->
 
 @contextlib.contextmanager
 def _nodes(
-    options: LoadOptions, access: Access
+    options: LoadOptions, security: Security
 ) -> Iterator[tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]]:
     """Where the nodes are and what they serve; those that were started for this are stopped again."""
     first, *others = options.targets
     if not Path(first).is_dir():
-        yield _of_addresses(options, access)
+        yield _of_addresses(options, security)
         return
     if not (Path(first) / MANIFEST).is_file() or others:
         load_bundle(first)
         raise ConfigError("give one BUNDLE, or ADDRESSES, not both", key="load")
     bundle = load_bundle(first)
     if tree := running_tree(bundle.path):
-        yield _of_bundle(bundle, {name: place.grpc for name, place in tree.items()}, access)
+        yield _of_bundle(bundle, {name: place.grpc for name, place in tree.items()}, security)
         return
     settings = [f"--set={text}" for text in options.settings]
     with tempfile.TemporaryDirectory() as logs, LocalCluster(bundle, options=settings, logs=Path(logs)) as cluster:
-        yield _of_bundle(bundle, {name: place.grpc for name, place in cluster.places.items()}, access)
+        yield _of_bundle(bundle, {name: place.grpc for name, place in cluster.places.items()}, security)
 
 
 def _of_bundle(
-    bundle: Bundle, addresses: Mapping[str, str], access: Access
+    bundle: Bundle, addresses: Mapping[str, str], security: Security
 ) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
-    (status,) = asyncio.run(ask_each([next(iter(addresses.values()))], access, NodeClient.status))
+    (status,) = asyncio.run(ask_each([next(iter(addresses.values()))], security, NodeClient.status))
     return addresses, bundle.topology, bundle.samples(), status
 
 
 def _of_addresses(
-    options: LoadOptions, access: Access
+    options: LoadOptions, security: Security
 ) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
     for address in options.targets:
         host, _ = parse_address(address, "BUNDLE|ADDRESS")
         if not is_loopback(host) and not options.remote:
             raise ConfigError(f"{address} is not of this machine: give --remote to load it all the same", key="load")
-    statuses = asyncio.run(ask_each(options.targets, access, NodeClient.status))
+    statuses = asyncio.run(ask_each(options.targets, security, NodeClient.status))
     if len({status["bundle"] for status in statuses}) > 1:
         raise ServingError("the nodes serve different bundles; load nodes of one")
     first = options.targets[:1]
-    (system,) = asyncio.run(ask_each(first, access, NodeClient.system))
-    (samples,) = asyncio.run(ask_each(first, access, NodeClient.samples))
+    (system,) = asyncio.run(ask_each(first, security, NodeClient.system))
+    (samples,) = asyncio.run(ask_each(first, security, NodeClient.samples))
     topology = Topology(tuple(decode_list(Node, tomllib.loads(system.decode())["nodes"], "nodes")))
     addresses = {status["node"]: address for status, address in zip(statuses, options.targets, strict=True)}
     return addresses, topology, Samples.from_bytes(samples), statuses[0]

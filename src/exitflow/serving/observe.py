@@ -11,7 +11,8 @@ from typing import Any
 import tomli_w
 
 from exitflow.errors import ServingError
-from exitflow.serving.client import Access, NodeClient, ask_each
+from exitflow.serving.client import NodeClient, ask_each
+from exitflow.serving.security import Security
 
 LEAST_SECONDS = 1.0
 
@@ -29,18 +30,18 @@ class Observed:
         return tomli_w.dumps(self.system)
 
 
-async def observe(addresses: Sequence[str], access: Access, *, window: float | None = None) -> Observed:
+async def observe(addresses: Sequence[str], security: Security, *, window: float | None = None) -> Observed:
     """Since the nodes started, or over the next `window` seconds."""
-    first = await ask_each(addresses, access, NodeClient.status)
+    first = await ask_each(addresses, security, NodeClient.status)
     if window is not None:
         await asyncio.sleep(window)
-        last = await ask_each(addresses, access, NodeClient.status)
+        last = await ask_each(addresses, security, NodeClient.status)
     else:
         first, last = [_fresh(status) for status in first], first
     if len({status["bundle"] for status in last}) > 1:
         raise ServingError("the nodes serve different bundles: roll out one of them first")
     rates = {after["node"]: _rates(before, after) for before, after in zip(first, last, strict=True)}
-    (text,) = await ask_each(addresses[:1], access, NodeClient.system)
+    (text,) = await ask_each(addresses[:1], security, NodeClient.system)
     system = tomllib.loads(text.decode())
     for node in system["nodes"]:
         if node["name"] in rates:

@@ -365,11 +365,6 @@ class RestServer:
         self._server = server
         self._task = asyncio.create_task(server.serve(sockets=[listening]))
 
-    async def until_listening(self) -> None:
-        """Until uvicorn takes connections."""
-        while not self._server.started and not self._task.done():
-            await asyncio.sleep(0.001)
-
     async def close(self) -> None:
         """After what is under way."""
         self._server.should_exit = True
@@ -390,6 +385,7 @@ async def start_rest(node: Node, host: str, port: int, security: Security) -> Re
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host.strip("[]"), port))
+        listening.listen()  # who comes before uvicorn has started waits for it
     except OSError as error:
         listening.close()
         raise ServingError(f"--http: cannot listen on {host}:{port}: {error.strerror}") from None
@@ -407,6 +403,4 @@ async def start_rest(node: Node, host: str, port: int, security: Security) -> Re
         ssl_certfile=security.path(CERTIFICATE),
         ssl_keyfile=security.path(KEY),
     )
-    server = RestServer(_Server(config), listening)
-    await server.until_listening()
-    return server
+    return RestServer(_Server(config), listening)
