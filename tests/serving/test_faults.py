@@ -18,7 +18,8 @@ from tests.serving.inprocess import FakeParent, fake_parent, running
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
 from tests.serving.test_node import message
 
-FAST = ["--set=forward_timeout=0.3", "--set=forward=feature", "--set=audit_share=0"]
+PATIENT = ["--set=forward_timeout=30", "--set=forward=feature", "--set=audit_share=0"]
+HASTY = ["--set=forward_timeout=0.3", *PATIENT[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def eager(tmp_path_factory):
 
 @pytest.fixture
 def cluster(eager, tmp_path):
-    with LocalCluster(eager, options=FAST, logs=tmp_path) as running_cluster:
+    with LocalCluster(eager, options=HASTY, logs=tmp_path) as running_cluster:
         yield running_cluster
 
 
@@ -144,7 +145,7 @@ def test_a_new_bundle_rolls_through_the_tree_from_the_top_without_losing_depth(e
     new = make_bundle(tmp_path / "new", chain(limits=(None, None)), seed=3)
     from exitflow.serving.bundle import load_bundle
 
-    with LocalCluster(load_bundle(live), options=FAST, logs=tmp_path) as cluster:
+    with LocalCluster(load_bundle(live), options=PATIENT, logs=tmp_path) as cluster:
 
         async def scenario():
             stream = Stream(cluster.places["device"].grpc, eager)

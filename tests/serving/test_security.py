@@ -61,7 +61,9 @@ def test_certificates_are_private_and_never_overwritten(eager, certs):
 
 
 def test_nodes_need_certificates_of_their_own_and_clients_a_token(eager, certs, tmp_path):
-    cluster = LocalCluster(eager, logs=tmp_path, options=["--token=sesame", "--set=forward=feature"])
+    cluster = LocalCluster(
+        eager, logs=tmp_path, options=["--token=sesame", "--set=forward=feature", "--set=forward_timeout=30"]
+    )
     for name in cluster.places:
         cluster.start([name], options=[f"--certs={certs / name}"])
     place = cluster.places["device"]
