@@ -1,13 +1,15 @@
 """A node against its own engine in-process, against other servers with the same ONNX file, and a chain of three.
 
 All in one interleaved run: every round measures everything for a moment, and ratios are taken within the round.
-CPU is that of the serving processes, from /proc; the client, the same for all, is a process of its own.
+CPU is that of the serving processes, from /proc. The client, the same for all, is a process of its own: one in Python,
+which takes about as much of the machine as a server does, and h2load, where it is installed, which takes little.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import statistics
@@ -27,7 +29,7 @@ import numpy as np
 import tomli_w
 import torch
 
-from benchmarks.serving_client import INPUT_SHAPE
+from benchmarks.serving_client import INPUT_SHAPE, flood
 from exitflow.config import encode
 from exitflow.data.dataset import Preparation
 from exitflow.models.build import build_model
@@ -40,6 +42,7 @@ from exitflow.serving.engine import Engine
 from exitflow.serving.onnx_segments import export_segments
 from exitflow.topology.graph import Link, Node, Topology
 
+CLIENTS = ["Python", *(["h2load"] if shutil.which("h2load") else [])]  # Debian: nghttp2-client
 ROUNDS = 5
 SECONDS = 2.0
 SERVERS = Path(__file__).parent / "servers"
@@ -172,12 +175,15 @@ def other_servers(model: Path, stack: ExitStack, folder: Path) -> list[Server]:
     return found
 
 
-def drive(server: Server, concurrency: int) -> dict[str, float]:
-    """Rate, latency and CPU of one moment."""
-    program = [sys.executable, "-m", "benchmarks.serving_client", server.kind, server.address, str(concurrency)]
+def drive(server: Server, concurrency: int, *, by_h2load: bool = False) -> dict[str, float]:
+    """Rate and CPU of one moment; latency where the client is ours."""
     before = server.cpu_seconds()
-    result = subprocess.run([*program, str(SECONDS)], check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(result.stdout)
+    if by_h2load:
+        found = flood(server.kind, server.address, concurrency, int(SECONDS))
+    else:
+        program = [sys.executable, "-m", "benchmarks.serving_client", server.kind, server.address, str(concurrency)]
+        result = subprocess.run([*program, str(SECONDS)], check=True, stdout=subprocess.PIPE, text=True)
+        found = json.loads(result.stdout)
     return found | {"cpu": (server.cpu_seconds() - before) / found["requests"]}
 
 
@@ -229,9 +235,11 @@ def _compare(model: Model, folder: Path, stack: ExitStack) -> None:
     for _ in range(ROUNDS):
         base = in_process(lambda: engine.run({0: inputs}))
         for server in servers:
-            many, alone = drive(server, 16), drive(server, 1)
-            ratios[server.name, "requests/s, 16 at once"].append(many["rate"] / base["rate"])
-            ratios[server.name, "CPU a request, 16 at once"].append(many["cpu"] / base["cpu"])
+            for client in CLIENTS:
+                many = drive(server, 16, by_h2load=client == "h2load")
+                ratios[server.name, f"requests/s, 16 at once by {client}"].append(many["rate"] / base["rate"])
+                ratios[server.name, f"CPU a request, 16 at once by {client}"].append(many["cpu"] / base["cpu"])
+            alone = drive(server, 1)
             ratios[server.name, "p50 alone"].append(alone["p50"] / base["p50"])
     print(f"{model.name} model, {1e3 * base['p50']:.2f} ms in-process; ratios to the engine in-process")
     for server in servers:

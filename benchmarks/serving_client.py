@@ -8,13 +8,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
+import struct
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from itertools import cycle
 
 import numpy as np
 
+from exitflow.serving.messages import SERVICE, ModelInferRequest
 from exitflow.serving.server import event_loop_factory
 
 INPUT_SHAPE = (3, 32, 32)
@@ -24,6 +29,37 @@ Call = Callable[[], Awaitable[object]]
 def _samples(count: int = 256) -> list[bytes]:
     rng = np.random.default_rng(0)
     return [rng.integers(0, 256, size=INPUT_SHAPE, dtype=np.uint8).tobytes() for _ in range(count)]
+
+
+def _message(sample: bytes) -> bytes:
+    request = ModelInferRequest(model_name="bench", id="1")
+    request.inputs.add(name="input", datatype="UINT8", shape=[1, *INPUT_SHAPE])
+    request.raw_input_contents.append(sample)
+    data: bytes = request.SerializeToString()
+    return data
+
+
+def _json(sample: bytes) -> bytes:
+    return json.dumps({"image": base64.b64encode(sample).decode()}).encode()
+
+
+def flood(kind: str, address: str, concurrency: int, seconds: int) -> dict[str, float]:
+    """By h2load, which leaves the machine to the server, but always sends the same sample."""
+    sample = _samples(1)[0]
+    if kind == "grpc":
+        message = _message(sample)
+        body, path = struct.pack(">BI", 0, len(message)) + message, f"/{SERVICE}/ModelInfer"
+        how = ["-c1", f"-m{concurrency}", "-Hcontent-type: application/grpc", "-Hte: trailers"]
+    else:
+        body, path = _json(sample), "/predict"
+        how = ["--h1", f"-c{concurrency}", "-m1", "-Hcontent-type: application/json"]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(body)
+        file.flush()
+        command = ["h2load", f"-D{seconds}", *how, f"-d{file.name}", f"http://{address}{path}"]
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    (succeeded,) = re.findall(r"(\d+) succeeded, 0 failed, 0 errored", text)
+    return {"requests": int(succeeded), "rate": int(succeeded) / seconds}
 
 
 async def _drive(calls: list[Call], seconds: float) -> dict[str, float]:
@@ -45,15 +81,7 @@ async def _drive(calls: list[Call], seconds: float) -> dict[str, float]:
 async def _grpc(address: str, concurrency: int, seconds: float) -> dict[str, float]:
     import grpc.aio
 
-    from exitflow.serving.messages import SERVICE, ModelInferRequest
-
-    messages = []
-    for sample in _samples():
-        request = ModelInferRequest(model_name="bench", id="1")
-        request.inputs.add(name="input", datatype="UINT8", shape=[1, *INPUT_SHAPE])
-        request.raw_input_contents.append(sample)
-        messages.append(request.SerializeToString())
-    next_message = cycle(messages).__next__
+    next_message = cycle([_message(sample) for sample in _samples()]).__next__
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
         return await _drive([lambda: call(next_message())] * concurrency, seconds)
@@ -62,7 +90,7 @@ async def _grpc(address: str, concurrency: int, seconds: float) -> dict[str, flo
 async def _http(address: str, concurrency: int, seconds: float) -> dict[str, float]:
     """Keep-alive connections, one for each caller, and as little client as can be."""
     host, _, port = address.rpartition(":")
-    bodies = [json.dumps({"image": base64.b64encode(sample).decode()}).encode() for sample in _samples()]
+    bodies = [_json(sample) for sample in _samples()]
     length = len(bodies[0])
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}"
     next_message = cycle([head.encode() + b"\r\n\r\n" + body for body in bodies]).__next__

@@ -1,13 +1,19 @@
-"""Alone, nothing waits; while a batch is computed others gather; the queue is bounded."""
+"""Alone, a request is computed in the event loop; under load others gather while a thread computes; the queue is bounded."""
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
 
 from exitflow.serving import batching
-from exitflow.serving.batching import Batcher, OverloadedError
+from exitflow.serving.batching import ALONE_AFTER, LOOK_EVERY, Batcher, OverloadedError
+
+
+@pytest.fixture(autouse=True)
+def _a_busy_machine_is_no_slow_engine(monkeypatch):
+    monkeypatch.setattr(batching, "INLINE_SECONDS", 60)
 
 
 @dataclass(eq=False)
@@ -19,14 +25,17 @@ class Job:
 
 class Harness:
     def __init__(self, **options):
-        self.batches, self.delivered, self.release = [], [], threading.Event()
+        self.batches, self.delivered, self.inline, self.release = [], [], [], threading.Event()
         self.release.set()
-        defaults = {"max_batch": 8, "max_wait": 0.002, "queue_size": 20}
+        self.computing = threading.Event()
+        defaults = {"max_batch": 8, "queue_size": 20}
         self.batcher = Batcher(self.compute, self.deliver, **defaults | options)
 
     def compute(self, jobs):
-        self.release.wait(5)
+        self.computing.set()
+        self.release.wait(60)
         self.batches.append([job.size for job in jobs])
+        self.inline.append(threading.current_thread() is threading.main_thread())
         if any(job.key == "bad" for job in jobs):
             raise RuntimeError("engine")
         return "done"
@@ -34,9 +43,27 @@ class Harness:
     def deliver(self, jobs, result):
         self.delivered.append((list(jobs), result))
 
-    async def finish(self):
+    async def ask(self, count=1):
+        """One after the other."""
+        for _ in range(count):
+            self.batcher.submit(Job())
+            await self.rest()
+
+    async def hold(self):
+        """A job, in the thread until `release`."""
+        self.release.clear()
+        first = Job()
+        self.batcher.submit(first)
+        while not self.computing.is_set():
+            await asyncio.sleep(0.001)
+        return first
+
+    async def rest(self):
         while not self.batcher.idle:
             await asyncio.sleep(0.001)
+
+    async def finish(self):
+        await self.rest()
         self.batcher.close()
 
 
@@ -47,10 +74,7 @@ def run(scenario):
 def test_a_request_alone_is_computed_alone():
     async def scenario():
         harness = Harness()
-        for _ in range(3):
-            harness.batcher.submit(Job())
-            while not harness.batcher.idle:
-                await asyncio.sleep(0.001)
+        await harness.ask(3)
         await harness.finish()
         assert harness.batches == [[1], [1], [1]]
 
@@ -60,10 +84,7 @@ def test_a_request_alone_is_computed_alone():
 def test_those_that_come_meanwhile_form_the_next_batch_in_their_order():
     async def scenario():
         harness = Harness()
-        harness.release.clear()
-        first = Job()
-        harness.batcher.submit(first)
-        await asyncio.sleep(0.01)  # it is being computed
+        first = await harness.hold()
         others = [Job() for _ in range(10)]
         for job in others:
             harness.batcher.submit(job)
@@ -78,9 +99,7 @@ def test_those_that_come_meanwhile_form_the_next_batch_in_their_order():
 def test_the_queue_is_bounded_in_samples_and_takes_more_when_it_has_emptied():
     async def scenario():
         harness = Harness(queue_size=5)
-        harness.release.clear()
-        harness.batcher.submit(Job())
-        await asyncio.sleep(0.01)
+        await harness.hold()
         harness.batcher.submit(Job(size=3))
         harness.batcher.submit(Job(size=2))
         with pytest.raises(OverloadedError):
@@ -99,9 +118,7 @@ def test_the_queue_is_bounded_in_samples_and_takes_more_when_it_has_emptied():
 def test_what_nobody_waits_for_is_not_computed():
     async def scenario():
         harness = Harness()
-        harness.release.clear()
-        harness.batcher.submit(Job())
-        await asyncio.sleep(0.01)
+        await harness.hold()
         given_up = Job(size=2)
         harness.batcher.submit(given_up)
         harness.batcher.submit(Job(size=3))
@@ -117,9 +134,7 @@ def test_what_nobody_waits_for_is_not_computed():
 def test_different_bundles_are_not_mixed():
     async def scenario():
         harness = Harness()
-        harness.release.clear()
-        harness.batcher.submit(Job())
-        await asyncio.sleep(0.01)
+        await harness.hold()
         for key in ("a", "a", "b", "a"):
             harness.batcher.submit(Job(key=key))
         harness.release.set()
@@ -129,49 +144,71 @@ def test_different_bundles_are_not_mixed():
     run(scenario)
 
 
-def test_a_batch_that_fails_does_not_stop_the_next():
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_batch_that_fails_does_not_stop_the_next(inline):
     async def scenario():
         harness = Harness()
+        await harness.ask(int(inline))
+        harness.delivered.clear()
         harness.batcher.submit(Job(key="bad"))
-        while not harness.delivered:
-            await asyncio.sleep(0.001)
-        harness.batcher.submit(Job())
+        await harness.rest()
+        await harness.ask()
         await harness.finish()
         (_, error), (_, result) = harness.delivered
+        assert harness.inline[-2] is inline
         assert isinstance(error, RuntimeError)
         assert result == "done"
 
     run(scenario)
 
 
-def test_under_load_a_quick_batch_waits_until_it_has_its_usual_size(monkeypatch):
-    monkeypatch.setattr(batching, "INLINE_SECONDS", 20.0)
-
+def test_who_seems_alone_is_computed_in_the_event_loop_and_now_and_then_in_the_thread():
     async def scenario():
-        harness = Harness(max_wait=10.0)
-        harness.batcher._usual_batch, harness.batcher._usual_seconds = 4.0, 10.0
-        for _ in range(3):
-            harness.batcher.submit(Job())
-        await asyncio.sleep(0.02)
-        assert harness.batches == []
-        harness.batcher.submit(Job())
+        harness = Harness()
+        await harness.ask(2 * LOOK_EVERY + 3)
         await harness.finish()
-        assert harness.batches == [[1, 1, 1, 1]]
+        assert harness.inline == [False, *[True] * LOOK_EVERY, False, *[True] * LOOK_EVERY, False]
 
     run(scenario)
 
 
-def test_a_slow_batch_begins_at_once_because_the_next_gathers_meanwhile():
+def test_when_others_came_meanwhile_the_thread_computes_until_nobody_does_for_long():
     async def scenario():
-        harness = Harness(max_wait=10.0)
-        harness.batcher._usual_batch, harness.batcher._usual_seconds = 4.0, 10.0
-        harness.release.clear()
+        harness = Harness()
+        await harness.hold()
+        harness.batcher.submit(Job())
+        harness.release.set()
+        await harness.rest()
+        await harness.ask(ALONE_AFTER + 2)
+        await harness.finish()
+        assert harness.inline == [False] * (ALONE_AFTER + 1) + [True] * 3
+
+    run(scenario)
+
+
+def test_slow_batches_never_hold_up_the_event_loop():
+    async def scenario():
+        harness = Harness()
+        await harness.ask()
+        harness.batcher._usual_seconds = 1000.0
+        await harness.ask(4)
+        await harness.finish()
+        assert not any(harness.inline)
+
+    run(scenario)
+
+
+def test_the_thread_goes_on_while_the_event_loop_is_busy():
+    async def scenario():
+        harness = Harness(max_batch=1)
         for _ in range(3):
             harness.batcher.submit(Job())
-        await asyncio.sleep(0.02)
-        harness.batcher.submit(Job())  # the fourth comes too late for them
-        harness.release.set()
+        await asyncio.sleep(0)  # the thread begins
+        while len(harness.batches) < 3:
+            time.sleep(0.001)  # and this is the event loop
+        assert harness.delivered == []
+        assert not harness.batcher.idle
         await harness.finish()
-        assert harness.batches == [[1, 1, 1], [1]]
+        assert len(harness.delivered) == 3
 
     run(scenario)

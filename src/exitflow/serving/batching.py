@@ -1,9 +1,9 @@
-"""Requests into batches, with a wait that follows the load.
+"""Requests into batches that grow with the load by themselves; nothing waits for a batch to fill.
 
-Alone, a request is computed at once. As long as others keep coming in every turn of the event loop, they are gathered;
-while a batch is being computed, the next gathers. A quick batch is computed in the event loop, where nothing gathers
-meanwhile: when such batches have been forming, the next one is given a moment to fill up to the size that is usual of
-late, but never longer than a batch takes to compute. The queue is bounded: what does not fit is refused at once.
+Alone, a request is computed at once, in the event loop, where a thread would cost more. Under load a thread computes,
+and meanwhile the next batch gathers. Only then can it be seen that there are others, because a busy event loop takes in
+nothing: so now and then a request that seems alone goes to the thread too. The queue is bounded: what does not fit is
+refused at once.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-SMOOTHING = 0.2  # of the averages below
-# A batch quicker than this is computed in the event loop, where a thread would cost more: its protocol could overlap
-# with others' computing, but while requests come one by one there are no others.
-INLINE_SECONDS = 0.002
-INLINE_SECONDS_ALONE = 0.05
+INLINE_SECONDS = 0.05  # a batch that usually takes longer never holds up the event loop
+LOOK_EVERY = 16  # batches in the event loop, then one in the thread
+ALONE_AFTER = 32  # batches in the thread during which nobody came
+SMOOTHING = 0.2  # of the usual seconds
 
 
 class OverloadedError(Exception):
@@ -55,98 +55,80 @@ class Batcher(Generic[J, R]):
         deliver: Callable[[Sequence[J], R | Exception], None],
         *,
         max_batch: int,
-        max_wait: float,
         queue_size: int,
     ) -> None:
+        """`deliver` is called in the event loop, `compute` there or in the thread, never twice at a time."""
         self._compute, self._deliver = compute, deliver
-        self._max_batch, self._max_wait, self._queue_size = max_batch, max_wait, queue_size
+        self._max_batch, self._queue_size = max_batch, queue_size
+        self._lock = Lock()  # of the next three
         self._queue: deque[J] = deque()
         self.queued = 0  # samples
-        self._usual_batch = 1.0
+        self._working = False  # or about to
+        self._taken = self._delivered = 0  # batches
         self._usual_seconds = 0.0
-        self._busy = False
-        self._came = False  # a job, in this turn of the event loop
-        self._since = 0.0  # when the batch that gathers was begun
-        self._timer: asyncio.Handle | None = None
+        self._alone_for = ALONE_AFTER  # batches in the thread
+        self._inline_for = LOOK_EVERY  # times in the event loop since then
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     def submit(self, job: J) -> None:
         """Queue it, or raise OverloadedError."""
-        if self.queued + job.size > self._queue_size and self.queued:
-            raise OverloadedError
-        self._queue.append(job)
-        self.queued += job.size
-        self._came = True
-        if not self._busy and (self._timer is None or self._full):
-            self._gather_soon()
-
-    @property
-    def _full(self) -> bool:
-        return self.queued >= self._max_batch or self.queued + 0.5 >= self._usual_batch > 1.5
-
-    @property
-    def _computes_inline(self) -> bool:
-        return 0 < self._usual_seconds < (INLINE_SECONDS if self._usual_batch > 1.5 else INLINE_SECONDS_ALONE)
+        with self._lock:
+            if self.queued + job.size > self._queue_size and self.queued:
+                raise OverloadedError
+            self._queue.append(job)
+            self.queued += job.size
+            start, self._working = not self._working, True
+        if start:
+            self._loop.call_soon(self._start)  # with what else comes in this turn of the event loop
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued or computed."""
-        return not self._queue and not self._busy
+        """Whether nothing is queued, computed or about to be delivered."""
+        return not self._working and self._taken == self._delivered
 
     def close(self) -> None:
         """Let the thread go."""
         self._thread.shutdown(wait=False)
 
-    def _gather_soon(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        else:
-            self._since = monotonic()
-        self._came = False
-        self._timer = self._loop.call_soon(self._gather)
-
-    def _gather(self) -> None:
-        """Once more around the event loop if others came in this turn; else wait for the usual size, or begin."""
-        waited = monotonic() - self._since
-        left = min(self._max_wait, self._usual_seconds) - waited
-        if self.queued >= self._max_batch:
-            self._start()
-        elif self._came and waited < self._max_wait:
-            self._came = False
-            self._timer = self._loop.call_soon(self._gather)
-        elif self._computes_inline and self.queued + 0.5 < self._usual_batch and left > 0:
-            self._timer = self._loop.call_later(left, self._start)
-        else:
-            self._start()
-
     def _start(self) -> None:
-        self._timer = None
-        jobs = self._take()
-        if not jobs:
-            return
-        started = monotonic()
-        if self._computes_inline:
-            try:
-                result: R | Exception = self._compute(jobs)
-            except Exception as error:
-                result = error
-            self._finish(jobs, result, started)
+        alone = self._alone_for >= ALONE_AFTER and self._inline_for < LOOK_EVERY
+        if alone and self._usual_seconds < INLINE_SECONDS:
+            self._inline_for += 1
+            while jobs := self._next():
+                self._hand_out(jobs, self._outcome(jobs))
         else:
-            self._busy = True
-            future = self._loop.run_in_executor(self._thread, self._compute, jobs)
-            future.add_done_callback(lambda done: self._finish(jobs, _outcome(done), started))
+            self._thread.submit(self._work)
 
-    def _finish(self, jobs: Sequence[J], result: R | Exception, started: float) -> None:
-        self._busy = False
-        size = sum(job.size for job in jobs)
-        seconds = monotonic() - started
-        usual = self._usual_seconds or seconds
-        self._usual_seconds = usual + SMOOTHING * (min(seconds, 2 * usual) - usual)  # one hiccup is not the usual
-        self._usual_batch += SMOOTHING * (size - self._usual_batch)
+    def _work(self) -> None:
+        """In the thread, until nothing is queued: it takes batch after batch without asking the event loop."""
+        self._inline_for = 0
+        while jobs := self._next():
+            result = self._outcome(jobs)
+            self._alone_for = 0 if self._queue else self._alone_for + 1
+            self._loop.call_soon_threadsafe(self._hand_out, jobs, result)
+
+    def _outcome(self, jobs: Sequence[J]) -> R | Exception:
+        started = monotonic()
+        try:
+            return self._compute(jobs)
+        except Exception as error:
+            return error
+        finally:
+            seconds = monotonic() - started
+            usual = self._usual_seconds or seconds
+            self._usual_seconds = usual + SMOOTHING * (min(seconds, 2 * usual) - usual)  # one hiccup is not the usual
+
+    def _hand_out(self, jobs: Sequence[J], result: R | Exception) -> None:
+        self._delivered += 1
         self._deliver(jobs, result)
-        if self._queue:
-            self._gather_soon()
+
+    def _next(self) -> list[J]:
+        with self._lock:
+            jobs = self._take()
+            self._working = bool(jobs)
+            self._taken += self._working
+            return jobs
 
     def _take(self) -> list[J]:
         """The oldest, and those behind it that can be computed with it."""
@@ -162,10 +144,3 @@ class Batcher(Generic[J, R]):
             self._queue.popleft()
             self.queued -= job.size
         return jobs
-
-
-def _outcome(done: asyncio.Future[Any]) -> Any:
-    error = done.exception()
-    if error is None:
-        return done.result()
-    return error if isinstance(error, Exception) else RuntimeError(str(error))

@@ -53,7 +53,7 @@ def model_config(node: Node) -> dict[str, Any]:
         "backend": "onnxruntime",
         "max_batch_size": node.spec.max_batch,
         **tensors,
-        "dynamic_batching": {"max_queue_delay_microseconds": int(1000 * node.spec.max_wait_ms)},
+        "dynamic_batching": {"max_queue_delay_microseconds": 0},
     }
 
 

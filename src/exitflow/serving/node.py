@@ -76,7 +76,6 @@ class Node:
             self._compute,
             self._deliver,
             max_batch=spec.max_batch,
-            max_wait=spec.max_wait_ms / 1000,
             queue_size=spec.queue_size,
         )
 

@@ -23,6 +23,9 @@ from exitflow.serving.spec import ServingSpec
 
 log = logging.getLogger("exitflow.serving")
 
+SWITCH_SECONDS = (
+    0.0005  # that the event loop may keep the engine's thread waiting for the interpreter; 0.005 is Python's
+)
 GRACE = 5.0  # seconds that requests under way are given when the node stops
 
 
@@ -49,6 +52,7 @@ class ServeOptions:
 
 def serve(options: ServeOptions) -> None:
     """Until SIGTERM or SIGINT."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(_serve(options))
 

@@ -24,7 +24,6 @@ class ServingSpec:
     link_megabits: float = 100.0  # per second; what `auto` reckons with
     burst_seconds: float = 1.0  # of the link's limit, that may go at once
     max_batch: int = 32  # samples computed together
-    max_wait_ms: float = 2.0  # under load, for a batch to fill; alone, nothing waits
     queue_size: int = 256  # samples waiting; more are rejected at once
     forward_timeout: float = 1.0  # seconds until the local answer is given instead
     audit_share: float = 0.01  # of the confident answers, forwarded as well when the link has room
@@ -34,9 +33,11 @@ class ServingSpec:
         for name in ("link_megabits", "forward_timeout"):
             value = getattr(self, name)
             require(math.isfinite(value) and value > 0, name, f"must be above 0, got {value}")
-        for name in ("burst_seconds", "max_wait_ms"):
-            value = getattr(self, name)
-            require(math.isfinite(value) and value >= 0, name, f"must be 0 or more, got {value}")
+        require(
+            math.isfinite(self.burst_seconds) and self.burst_seconds >= 0,
+            "burst_seconds",
+            f"must be 0 or more, got {self.burst_seconds}",
+        )
         for name in ("max_batch", "queue_size", "threads"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
         require(0 <= self.audit_share <= 1, "audit_share", f"must be between 0 and 1, got {self.audit_share}")
