@@ -21,7 +21,14 @@ from exitflow.experiments.runs import evaluate
 from exitflow.experiments.training import resume, train
 from exitflow.federated.backends import BACKENDS
 from exitflow.federated.weighting import WEIGHTINGS
-from exitflow.models.specs import CommonNetwork, DepthWidthResNet, EarlyExitResNet, SeparateNetworks, SlimResNet
+from exitflow.models.specs import (
+    CommonNetwork,
+    CustomModel,
+    DepthWidthResNet,
+    EarlyExitResNet,
+    SeparateNetworks,
+    SlimResNet,
+)
 from exitflow.serving.bundle import load_bundle
 from exitflow.serving.cluster import LocalCluster
 from exitflow.serving.export import Trained, export_bundle
@@ -37,6 +44,7 @@ FAMILIES = {
     "depth-width": DepthWidthResNet(**TRUNK),
     "common": CommonNetwork(network=EarlyExitResNet(**TRUNK)),
     "separate": SeparateNetworks(network=SlimResNet(**TRUNK)),
+    "custom": CustomModel(factory="examples.own_backbone:build"),
 }
 NEEDED = {"ray": "ray", "flower": "flwr"}  # what a backend needs beyond the package
 
