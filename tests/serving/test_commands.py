@@ -160,6 +160,10 @@ def test_a_table_says_whether_it_came_out_as_planned(tree_with_limits):
         (["load", "10.9.9.9:80"], "10.9.9.9:80 is not of this machine: give --remote"),
         (["load", "nonsense"], "expected HOST:PORT, such as 127.0.0.1:8001, got 'nonsense'"),
         (["load", "127.0.0.1:1", "--rate", "5", "--concurrency", "2"], "give --rate or --concurrency, not both"),
+        (
+            ["load", "127.0.0.1:1", "--drift", "burst", "--concurrency", "2"],
+            "--drift: 'burst' changes when requests arrive",
+        ),
         (["load", "127.0.0.1:1", "--duration", "0"], "--duration: must be above 0 seconds"),
         (["load", "127.0.0.1:1", "--rate", "-1"], "--rate: must be above 0 requests/s, got -1"),
         (["up", "/nowhere"], "/nowhere: is not a bundle; make one with: exitflow export"),

@@ -49,6 +49,11 @@ class LoadOptions:
             raise ConfigError(f"must be above 0 requests/s, got {self.total_rate:g}", key="--rate")
         if self.total_rate is not None and self.concurrency is not None:
             raise ConfigError("give --rate or --concurrency, not both", key="load")
+        if self.concurrency is not None and self.drift in ("traffic", "burst"):
+            problem = (
+                f"{self.drift!r} changes when requests arrive, and --concurrency sends the next when one is answered"
+            )
+            raise ConfigError(f"{problem}; give --rate instead, or --drift difficulty", key="--drift")
 
 
 def run_load(options: LoadOptions, *, show: Callable[[], Live] | None = None) -> LoadReport:
