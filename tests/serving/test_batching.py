@@ -28,12 +28,14 @@ class Harness:
         self.batches, self.delivered, self.inline, self.release = [], [], [], threading.Event()
         self.release.set()
         self.computing = threading.Event()
+        self.pause, self.undeliverable = 0, False
         defaults = {"max_batch": 8, "queue_size": 20}
         self.batcher = Batcher(self.compute, self.deliver, **defaults | options)
 
     def compute(self, jobs):
         self.computing.set()
         self.release.wait(60)
+        time.sleep(self.pause)
         self.batches.append([job.size for job in jobs])
         self.inline.append(threading.current_thread() is threading.main_thread())
         if any(job.key == "bad" for job in jobs):
@@ -41,6 +43,8 @@ class Harness:
         return "done"
 
     def deliver(self, jobs, result):
+        if self.undeliverable and result == "done":
+            raise ValueError
         self.delivered.append((list(jobs), result))
 
     async def ask(self, count=1):
@@ -186,14 +190,79 @@ def test_when_others_came_meanwhile_the_thread_computes_until_nobody_does_for_lo
     run(scenario)
 
 
-def test_slow_batches_never_hold_up_the_event_loop():
+def test_what_takes_long_never_holds_up_the_event_loop(monkeypatch):
+    async def scenario():
+        harness = Harness(max_batch=1000, queue_size=1000)
+        harness.pause = 0.02
+        await harness.ask(2)
+        seconds = 100 * harness.batcher._usual_seconds  # of a batch of 100
+        monkeypatch.setattr(batching, "INLINE_SECONDS", seconds / 2)
+        await harness.ask()
+        usual = harness.batcher._usual_seconds
+        harness.batcher.submit(Job(size=100))
+        await harness.rest()
+        assert harness.batcher._usual_seconds < 0.9 * usual  # of a sample: it took no longer than a batch of 1
+        await harness.ask()
+        await harness.finish()
+        assert seconds > 1
+        assert harness.inline == [False, True, True, False, True]
+
+    run(scenario)
+
+
+def test_several_at_once_are_not_alone():
     async def scenario():
         harness = Harness()
-        await harness.ask()
-        harness.batcher._usual_seconds = 1000.0
-        await harness.ask(4)
+        await harness.ask(2)
+        for _ in range(3):
+            harness.batcher.submit(Job())
         await harness.finish()
-        assert not any(harness.inline)
+        assert harness.batches == [[1], [1], [1, 1, 1]]
+        assert harness.inline == [False, True, False]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_what_cannot_be_delivered_is_a_failure_and_the_next_is_computed(inline):
+    async def scenario():
+        harness = Harness()
+        await harness.ask(int(inline))
+        harness.undeliverable = True
+        await harness.ask()
+        harness.undeliverable = False
+        await harness.ask()
+        await harness.finish()
+        assert harness.inline[-2] is inline
+        assert [type(result) for _, result in harness.delivered[-2:]] == [ValueError, str]
+
+    run(scenario)
+
+
+def test_a_job_that_comes_while_the_thread_finds_the_queue_empty_is_computed(monkeypatch):
+    """Without a lock, the thread would go to sleep on it."""
+
+    async def scenario():
+        harness = Harness()
+        take, submitted = harness.batcher._take, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def slow_take():
+            jobs = take()
+            if not jobs and not submitted.is_set():
+                loop.call_soon_threadsafe(submit)
+                time.sleep(0.05)  # time enough for it to be queued
+            return jobs
+
+        def submit():
+            submitted.set()
+            harness.batcher.submit(Job())
+
+        monkeypatch.setattr(harness.batcher, "_take", slow_take)
+        harness.batcher.submit(Job())
+        await submitted.wait()
+        await asyncio.wait_for(harness.finish(), 30)
+        assert harness.batches == [[1], [1]]
 
     run(scenario)
 

@@ -16,7 +16,7 @@ from threading import Lock
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
-INLINE_SECONDS = 0.05  # a batch that usually takes longer never holds up the event loop
+INLINE_SECONDS = 0.01  # what would take longer goes to the thread
 LOOK_EVERY = 16  # batches in the event loop, then one in the thread
 ALONE_AFTER = 32  # batches in the thread during which nobody came
 SMOOTHING = 0.2  # of the usual seconds
@@ -65,9 +65,9 @@ class Batcher(Generic[J, R]):
         self.queued = 0  # samples
         self._working = False  # or about to
         self._taken = self._delivered = 0  # batches
-        self._usual_seconds = 0.0
+        self._usual_seconds = 0.0  # a sample
         self._alone_for = ALONE_AFTER  # batches in the thread
-        self._inline_for = LOOK_EVERY  # times in the event loop since then
+        self._inline_for = LOOK_EVERY  # batches in the event loop since then
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
@@ -92,13 +92,19 @@ class Batcher(Generic[J, R]):
         self._thread.shutdown(wait=False)
 
     def _start(self) -> None:
-        alone = self._alone_for >= ALONE_AFTER and self._inline_for < LOOK_EVERY
-        if alone and self._usual_seconds < INLINE_SECONDS:
-            self._inline_for += 1
-            while jobs := self._next():
-                self._hand_out(jobs, self._outcome(jobs))
-        else:
+        if not self._seems_alone or self.queued * self._usual_seconds > INLINE_SECONDS:
             self._thread.submit(self._work)
+            return
+        self._inline_for += 1
+        computed = []
+        while jobs := self._next():
+            computed.append((jobs, self._outcome(jobs)))
+        for jobs, result in computed:
+            self._hand_out(jobs, result)
+
+    @property
+    def _seems_alone(self) -> bool:
+        return len(self._queue) == 1 and self._alone_for >= ALONE_AFTER and self._inline_for < LOOK_EVERY
 
     def _work(self) -> None:
         """In the thread, until nothing is queued: it takes batch after batch without asking the event loop."""
@@ -115,13 +121,16 @@ class Batcher(Generic[J, R]):
         except Exception as error:
             return error
         finally:
-            seconds = monotonic() - started
+            seconds = (monotonic() - started) / sum(job.size for job in jobs)
             usual = self._usual_seconds or seconds
             self._usual_seconds = usual + SMOOTHING * (min(seconds, 2 * usual) - usual)  # one hiccup is not the usual
 
     def _hand_out(self, jobs: Sequence[J], result: R | Exception) -> None:
         self._delivered += 1
-        self._deliver(jobs, result)
+        try:
+            self._deliver(jobs, result)
+        except Exception as error:
+            self._deliver(jobs, error)
 
     def _next(self) -> list[J]:
         with self._lock:
