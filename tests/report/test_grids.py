@@ -77,3 +77,11 @@ def test_ours_is_set_against_the_best_of_table_1_once_all_four_are_there(tmp_pat
     assert found["best of Table 1"][0] == 0.625
     assert found["auto is ahead by"][0] == 0.125
     assert found["auto is ahead by"][1] is None  # auto has not been trained for it
+    put("auto", "80-15-5", 42, 1.0, table=ours)
+    put("balanced-adj", "80-15-5", 42, 0.9)
+    assert grid(tmp_path, ours).summary == found  # the other seed is not one that all have
+    for label in ("equal-weight", "flops-prop", "serving-rate"):
+        put(label, "80-15-5", 42, 0.875)
+    found = grid(tmp_path, ours).summary
+    assert found["best of Table 1"][0] == 0.75
+    assert found["auto is ahead by"][0] == 0.125
