@@ -50,15 +50,13 @@ NEEDED = {"ray": "ray", "flower": "flwr"}  # what a backend needs beyond the pac
 
 
 def cases():
-    """(backend, family, weighting). Serially all. Of the other backends some pairs, so that each family and each
-    weighting comes up, and with `make test-all` the rest of `processes`; Ray and Flower take long to start."""
+    """(backend, family, weighting). Serially all, and of `processes` some pairs, so that each family and each weighting
+    comes up; with `make test-all` the rest of `processes`, and all of Ray and Flower, which take long to start."""
     weightings = list(WEIGHTINGS)
-    pairs = list(itertools.product(FAMILIES, weightings))
     some = [(family, weightings[turn % len(weightings)]) for turn, family in enumerate([*FAMILIES] * 2)]
-    for backend in BACKENDS:
-        for pair in some if backend in NEEDED else pairs:
-            slow = backend in NEEDED or (backend != "serial" and pair not in some)
-            yield pytest.param(backend, *pair, marks=[pytest.mark.slow] if slow else [])
+    for backend, *pair in itertools.product(BACKENDS, FAMILIES, weightings):
+        slow = backend in NEEDED or (backend != "serial" and tuple(pair) not in some)
+        yield pytest.param(backend, *pair, marks=[pytest.mark.slow] if slow else [])
 
 
 class Stop(Exception):

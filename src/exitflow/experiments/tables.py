@@ -213,7 +213,6 @@ TABLES: dict[str, Table] = {
                 Row("serving-rate", "serving-rate"),
                 *(Row(name, overrides=(_OUR_HEADS,), method=name) for name in METHODS if name not in _IN_OTHER_ROWS),
             ),
-            settings=("80-15-5", "33-33-33", "5-15-80"),
             shows_costs=True,
         ),
     )
