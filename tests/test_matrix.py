@@ -129,21 +129,27 @@ def exported(uninterrupted, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
 
     @functools.cache
-    def bundle_of(family):
-        run, topology = uninterrupted(family, "serving-rate"), chain()
+    def bundle_of(family, weighting):
+        run, topology, out = uninterrupted(family, weighting), chain(), folder / f"{family}-{weighting}"
         system = tomli_w.dumps({"nodes": [encode(node) for node in topology.nodes]})
-        export_bundle(Trained(run.system.name, run.model(DATA), DATA, topology, system), folder / family)
-        return load_bundle(folder / family)
+        export_bundle(Trained(run.system.name, run.model(DATA), DATA, topology, system), out)
+        return load_bundle(out)
 
     return bundle_of
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterrupted, exported, family):
+TRAINED = [
+    pytest.param(family, weighting, marks=[] if weighting == "serving-rate" else [pytest.mark.slow])
+    for family, weighting in itertools.product(FAMILIES, WEIGHTINGS)
+]
+
+
+@pytest.mark.parametrize(("family", "weighting"), TRAINED)
+def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterrupted, exported, family, weighting):
     """Each is given what the one before it gives, as nodes do."""
     carry = DATA.test.inputs.numpy()
     for segment, logits in zip(
-        exported(family).segments, uninterrupted(family, "serving-rate").outputs(DATA).logits, strict=True
+        exported(family, weighting).segments, uninterrupted(family, weighting).outputs(DATA).logits, strict=True
     ):
         session = onnxruntime.InferenceSession(segment)
         outputs = dict(
@@ -153,9 +159,9 @@ def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterr
         carry = outputs.get("features")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_answers_from_running_nodes_as_in_the_evaluation(exported, family):
-    bundle = exported(family)
+@pytest.mark.parametrize(("family", "weighting"), TRAINED)
+def test_every_family_answers_from_running_nodes_as_in_the_evaluation(exported, family, weighting):
+    bundle = exported(family, weighting)
     samples = bundle.samples()
     with LocalCluster(bundle, options=["--set=control=threshold", "--set=forward_timeout=30"]) as tree:
         found = asyncio.run(ask_all(tree.places["device"].grpc, bundle.manifest.name, samples.inputs))
