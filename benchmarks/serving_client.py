@@ -1,6 +1,7 @@
 """`python -m benchmarks.serving_client KIND ADDRESS CONCURRENCY SECONDS`: drives a server, prints figures as JSON.
 
 KIND is grpc (the Open Inference Protocol) or http (base64 in JSON to /predict). The client is the same for all servers.
+`flood` does the same by h2load.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Grid:
         if any(self.raised(entry) for entry in self.entries):
             notes.append(f"A raised figure: over so many seeds, not {len(self.seeds)}.")
             if self.summary:
-                notes.append("The last two rows: over the seeds that `auto` and all four of Table 1 have.")
+                notes.append("The last two rows: over the seeds that auto and all four of Table 1 have.")
         return notes
 
     def raised(self, entry: Entry) -> str:
@@ -135,12 +135,11 @@ def _summary(figures: TableFigures, dataset: str) -> dict[str, tuple[float | Non
     """Of `ours`: the best of the paper's four trainings, and how far ours is ahead, over the seeds that all have."""
     if figures.table.name != "ours":
         return {}
-    theirs = TABLES["table1"]
+    theirs = list(TABLES["table1"].cells([dataset]))
     best: list[float | None] = []
     ahead: list[float | None] = []
     for setting in figures.table.settings:
-        wanted = [figures.cell(dataset, "auto", setting)]
-        wanted += [TableFigures(theirs, figures.results, ()).cell(dataset, row.label, setting) for row in theirs.rows]
+        wanted = [figures.cell(dataset, "auto", setting), *(cell for cell in theirs if cell.setting == setting)]
         trained = [[figures.results.get(cell.training_name(seed)) for cell in wanted] for seed in figures.seeds]
         complete = [[result.accuracy(setting) for result in row if result] for row in trained if all(row)]
         own, *others = [sum(column) / len(column) for column in zip(*complete, strict=True)] or [None]

@@ -99,7 +99,7 @@ class Batcher(Generic[J, R]):
         computed = []
         while jobs := self._next():
             computed.append((jobs, self._outcome(jobs)))
-        for jobs, result in computed:
+        for jobs, result in computed:  # last: whatever that raises, the next job is computed
             self._hand_out(jobs, result)
 
     @property

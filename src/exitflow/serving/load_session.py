@@ -50,9 +50,7 @@ class LoadOptions:
         if self.total_rate is not None and self.concurrency is not None:
             raise ConfigError("give --rate or --concurrency, not both", key="load")
         if self.concurrency is not None and self.drift in ("traffic", "burst"):
-            problem = (
-                f"{self.drift!r} changes when requests arrive, and --concurrency sends the next when one is answered"
-            )
+            problem = f"{self.drift!r} changes when requests arrive, which --concurrency leaves to the answers"
             raise ConfigError(f"{problem}; give --rate instead, or --drift difficulty", key="--drift")
 
 

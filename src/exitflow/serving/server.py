@@ -23,9 +23,7 @@ from exitflow.serving.spec import ServingSpec
 
 log = logging.getLogger("exitflow.serving")
 
-SWITCH_SECONDS = (
-    0.0005  # that the event loop may keep the engine's thread waiting for the interpreter; 0.005 is Python's
-)
+SWITCH_SECONDS = 0.0005  # for which event loop and engine's thread may keep Python from each other; its own is 0.005
 GRACE = 5.0  # seconds that requests under way are given when the node stops
 
 
