@@ -14,6 +14,7 @@ from exitflow.errors import ExitflowError, MissingExtraError
 EXTRAS = {  # package -> the extra that installs it
     "torch": "train",
     "safetensors": "train",
+    "tqdm": "train",
     "flwr": "flower",
     "cryptography": "flower",
     "dp_accounting": "flower",

@@ -1,5 +1,6 @@
 """The commands as their users see them."""
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 
 import pytest
+from packaging.requirements import Requirement
 
 from exitflow.serving.cluster import LocalCluster, running_tree
 from tests.command import call
@@ -222,3 +224,18 @@ def test_a_node_loads_no_torch(bundle):
         "assert 'torch' not in sys.modules and 'onnx' not in sys.modules, 'loaded'"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_node_needs_13_packages():
+    wanted, found = [Requirement("exitflow[serve]")], set()
+    while wanted:
+        requirement = wanted.pop()
+        found.add(requirement.name.lower().replace("_", "-"))
+        for text in importlib.metadata.requires(requirement.name) or ():
+            needed = Requirement(text)
+            if any(
+                needed.marker is None or needed.marker.evaluate({"extra": extra})
+                for extra in requirement.extras or [""]
+            ):
+                wanted.append(needed)
+    assert len(found - {"exitflow"}) <= 13, found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import time
@@ -12,7 +13,7 @@ import click
 
 from exitflow.commands.options import data_dir_option, dataset_for, json_option, print_json
 from exitflow.errors import MissingExtraError
-from exitflow.report.terminal import percent, print_table, rate
+from exitflow.report.terminal import live_table, percent, print_table, rate
 from exitflow.routing import CONFIDENCES
 
 if TYPE_CHECKING:
@@ -208,7 +209,8 @@ def load(targets: tuple[str, ...], settings: tuple[str, ...], as_json: bool, **o
     """
     from exitflow.serving.load_session import LoadOptions, run_load
 
-    loaded = run_load(LoadOptions(targets, settings=settings, **options), show=_live_table(as_json))
+    with contextlib.nullcontext() if as_json else live_table() as show:
+        loaded = run_load(LoadOptions(targets, settings=settings, **options), show=show)
     if as_json:
         print_json(loaded.to_json())
         return
@@ -256,17 +258,6 @@ def _print_load(found: LoadReport) -> None:
         click.echo(f"Audits agree with {percent(found.audit_agreement)} % of the confident answers.")
     for sentence, good in found.verdicts:
         click.echo(f"{'as planned' if good else 'NOT AS PLANNED'}: {sentence}.")
-
-
-def _live_table(as_json: bool) -> Any:
-    """Shown every second, where somebody watches."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        return None
-    return lambda: Live(console=console, transient=True, auto_refresh=False)
 
 
 @click.command(short_help="Turn observed rates into a system file.")

@@ -1,37 +1,61 @@
-"""Tables that align and a progress bar that keeps quiet where nobody watches."""
+"""Tables that align, and what keeps quiet where nobody watches: a progress bar, and a table that changes in place."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+import click
 
 if TYPE_CHECKING:
     from exitflow.experiments.figures import TableFigures
     from exitflow.experiments.results import Results
 
 MAX_ROWS = 40
-ESTIMATE_PERIOD = 600.0  # seconds of the past that say how long the rest will take
+GAP = "   "  # between columns
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Header, rule and rows. The first column is text, the others are figures."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    aligned = [
+        GAP.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in (columns, *rows)
+    ]
+    rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
+    return [f" {line}" for line in (aligned[0], rule, *aligned[1:])]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, more: str = "--json") -> None:
-    """The first column is text, the others are figures. Long tables are cut; `more` says where the rest is."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in rows[:MAX_ROWS]:
-        table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
-    console.print(title, style="bold", highlight=False)
-    console.print(table)
+    """Long tables are cut; `more` says where the rest is."""
+    click.secho(title, bold=True)
+    click.echo("\n".join(table_lines(columns, rows[:MAX_ROWS])))
     if len(rows) > MAX_ROWS:
-        console.print(f"... and {len(rows) - MAX_ROWS:,} more: see {more}")
+        click.echo(f"... and {len(rows) - MAX_ROWS:,} more: see {more}")
+    click.echo()
+
+
+@contextmanager
+def live_table() -> Iterator[Callable[[str, Sequence[str], Sequence[Sequence[str]]], None] | None]:
+    """A function that shows a table where the last one was; at the end it is gone. None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    erase = ""
+
+    def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        nonlocal erase
+        width, height = shutil.get_terminal_size()
+        lines = [line[:width] for line in (title, *table_lines(columns, rows))][: height - 1]
+        click.echo(erase + "\n".join(lines), err=True)
+        erase = f"\x1b[{len(lines)}F\x1b[J"  # so many lines up, and all below away
+
+    try:
+        yield show
+    finally:
+        click.echo(erase, err=True, nl=False)
 
 
 def print_figures(figures: TableFigures, datasets: Sequence[str]) -> None:
@@ -110,30 +134,22 @@ def progress_bar(total: int, *, unit: str = "rounds") -> Iterator[Callable[[str,
 
     What was done before the first call does not count for the estimate of the time left.
     """
-    columns = (
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-        BarColumn(bar_width=20),
-        TextColumn("{task.completed:.1f}/{task.total:.0f} " + unit),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        expand=True,
-        speed_estimate_period=ESTIMATE_PERIOD,
-    ) as progress:
-        task: TaskID | None = None
+    from tqdm import tqdm
 
-        def update(description: str, done: float) -> None:
-            nonlocal task
-            if task is None:
-                task = progress.add_task(description, total=total, completed=done)  # type: ignore[arg-type]
-            progress.update(task, description=description, completed=done)
+    tqdm.monitor_interval = 0  # no thread beside processes that fork
+    form = "|{bar:20}| {n:.1f}/{total} {unit}, {elapsed} elapsed, {remaining} left: {desc}"  # what may be cut is last
+    bar: tqdm[None] | None = None
 
+    def update(description: str, done: float) -> None:
+        nonlocal bar
+        if bar is None:
+            look = {"desc": description, "unit": unit, "bar_format": form, "dynamic_ncols": True, "leave": False}
+            bar = tqdm(total=total, initial=done, disable=None, smoothing=0, **look)  # 0: the mean pace
+        bar.set_description_str(description, refresh=False)
+        bar.update(done - bar.n)
+
+    try:
         yield update
+    finally:
+        if bar is not None:
+            bar.close()

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.live import Live
-from rich.table import Table
-
 from exitflow.config import decode_list
 from exitflow.errors import ConfigError, ServingError
 from exitflow.serving.addresses import is_loopback, parse_address
@@ -25,6 +22,8 @@ from exitflow.serving.load_report import LoadReport, report
 from exitflow.serving.security import Security
 from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import serving_plan
+
+Show = Callable[[str, Sequence[str], Sequence[Sequence[str]]], None]  # title, columns, rows
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class LoadOptions:
             raise ConfigError(f"{problem}; give --rate instead, or --drift difficulty", key="--drift")
 
 
-def run_load(options: LoadOptions, *, show: Callable[[], Live] | None = None) -> LoadReport:
-    """Send and compare."""
+def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:
+    """Send and compare; meanwhile, `show` is given a table every second."""
     security = Security(options.certs, options.token)
     with _nodes(options, security) as (addresses, topology, samples, status):
         plan = LoadPlan(
@@ -70,9 +69,7 @@ def run_load(options: LoadOptions, *, show: Callable[[], Live] | None = None) ->
             seed=options.seed,
             security=security,
         )
-        with show() if show else contextlib.nullcontext() as live:
-            shown = _shower(live, plan) if live is not None else None
-            return report(asyncio.run(LoadGenerator(plan).run(shown)))
+        return report(asyncio.run(LoadGenerator(plan).run(_shower(show, plan) if show else None)))
 
 
 @contextlib.contextmanager
@@ -121,14 +118,14 @@ def _of_addresses(
     return addresses, topology, Samples.from_bytes(samples), statuses[0]
 
 
-def _shower(live: Live, plan: LoadPlan) -> Callable[[LoadGenerator, Mapping[str, Any], float], None]:
+def _shower(show_table: Show, plan: LoadPlan) -> Callable[[LoadGenerator, Mapping[str, Any], float], None]:
     planned = serving_plan(plan.topology).nodes
     previous: dict[str, Any] = {}
 
     def show(generator: LoadGenerator, statuses: Mapping[str, Any], elapsed: float) -> None:
         outcomes = generator.outcomes
         title = f"{elapsed:.0f} of {plan.duration:g} s: {outcomes.sent:,} sent, {len(outcomes.rows):,} answered"
-        table = Table("node", "received/s", "served/s", "planned", "fallbacks", title=title)
+        rows = []
         for name, status in statuses.items():
             old = previous.get(name, status)
             seconds = max(status["time"] - old["time"], 1e-9)
@@ -137,8 +134,8 @@ def _shower(live: Live, plan: LoadPlan) -> Callable[[LoadGenerator, Mapping[str,
                 for key in ("received", "served")
             )
             fallbacks = str(sum(status["fallbacks"].values()))
-            table.add_row(name, received, served, f"{planned[name].serve_rate:.1f}", fallbacks)
+            rows.append([name, received, served, f"{planned[name].serve_rate:.1f}", fallbacks])
         previous.update(statuses)
-        live.update(table, refresh=True)
+        show_table(title, ["node", "received/s", "served/s", "planned", "fallbacks"], rows)
 
     return show

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 
 import numpy as np
@@ -22,7 +23,7 @@ from exitflow.serving.answers import Answers, BadRequestError
 from exitflow.serving.batching import Batcher, OverloadedError
 from exitflow.serving.bundle import DATATYPES, Bundle, load_bundle
 from exitflow.serving.counts import NodeCounts
-from exitflow.serving.engine import Engine
+from exitflow.serving.engine import Engine, give_back_memory
 from exitflow.serving.forwarding import LEAST_TIME, Forwarder
 from exitflow.serving.jobs import Array, Computed, Job, Loaded, Question
 from exitflow.serving.links import ParentLink
@@ -252,7 +253,8 @@ class Node:
         payload, why = choose_payload(manifest, entry.exit, self.spec, seconds)
         if entry.parents:
             log.info("node %s sends its parents %s: %s", self.name, payload, why)
-        return Loaded(bundle, engine, payload)
+        give_back_memory()
+        return Loaded(replace(bundle, segments=()), engine, payload)
 
     def _control(self, bundle: Bundle) -> ForwardControl:
         entry = bundle.node(self.name)

@@ -66,14 +66,18 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(options: ServeOptions) -> None:
     entry = load_bundle(options.bundle, max_exit=0).node(options.node)
-    bundle = load_bundle(options.bundle, max_exit=entry.exit)
     async with contextlib.AsyncExitStack() as stack:  # what was started last is stopped first
+        bundle = load_bundle(options.bundle, max_exit=entry.exit)
         node = Node(bundle, options.node, options.spec, options.parents, security=options.security)
+        del bundle  # and with it the segments: the engine has its own
         stack.push_async_callback(_close, node)
         where = await _listen(node, options, stack)
         gc.collect()
         gc.freeze()  # what is here now stays; collections look at requests only
-        print(json.dumps({"node": node.name, "exit": node.exit, "bundle": bundle.version, **where}), flush=True)
+        print(
+            json.dumps({"node": node.name, "exit": node.exit, "bundle": node.current.bundle.version, **where}),
+            flush=True,
+        )
         await _until_told(node, options)
         node.draining = True
         log.info("node %s stops", node.name)
