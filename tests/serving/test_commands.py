@@ -188,6 +188,18 @@ def test_mistakes_are_one_sentence_and_exit_code_2(arguments, sentence):
         (["--node", "edge-0", "--listen", "8001"], "--listen: expected HOST:PORT"),
         (["--node", "edge-0", "--set", "codec=u16"], "codec: must be one of 'fp32', 'fp16', 'u8', 'u4', got 'u16'"),
         (["--node", "edge-0", "--set", "codex=u8"], "codex: unknown key; did you mean 'codec'?"),
+        (
+            ["--node", "edge-0", "--set", "links.cloud-0.codex=u8"],
+            "links.cloud-0.codex: unknown key; did you mean 'codec'?",
+        ),
+        (
+            ["--node", "edge-0", "--set", "links.cloud-0.link_megabits=0"],
+            "links.cloud-0.link_megabits: must be above 0, got 0",
+        ),
+        (
+            ["--node", "edge-0", "--set", "links.clod-0.codec=u8"],
+            "links.clod-0: there is no node 'clod-0'; did you mean 'cloud-0'?",
+        ),
         (["--node", "edge-0", "--set", "queue_size=0"], "queue_size: must be at least 1, got 0"),
         (["--node", "edge-0", "--set", "audit_share=2"], "audit_share: must be between 0 and 1, got 2"),
     ],

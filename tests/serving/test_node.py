@@ -20,7 +20,7 @@ from exitflow.serving.node import ExpiredError, Node
 from exitflow.serving.requests import check_model
 from exitflow.serving.rest import start_rest
 from exitflow.serving.security import Security
-from exitflow.serving.spec import ServingSpec
+from exitflow.serving.spec import ServingSpec, serving_spec
 from exitflow.topology.graph import Link, Topology
 from exitflow.topology.graph import Node as Place
 from tests.serving.inprocess import FakeParent, fake_parent, far_away, http, running
@@ -257,6 +257,34 @@ def test_the_other_parent_takes_over(two_parents, monkeypatch):
                 assert len(left.requests) == 1
 
     asyncio.run(scenario())
+
+
+def test_every_link_has_its_own_payload(two_parents, caplog):
+    """Also when the other parent is asked instead."""
+    caplog.set_level("INFO")
+    links = ("links.left.forward=input", "links.right.codec=u8", "links.right.link_megabits=0.001")
+    spec = serving_spec([f"forward_timeout={PATIENT}", "audit_share=0.0", *links])
+
+    async def scenario():
+        left, right = FakeParent(NUM_CLASSES), FakeParent(NUM_CLASSES)
+        async with fake_parent(left) as first, fake_parent(right) as second:
+            places = {"left": first, "right": second}
+            async with running(two_parents, "device", places, spec=spec) as (node, _):
+                while not (left.requests and right.requests):
+                    await ask(node, two_parents)
+                left.behaviour = "RESOURCE_EXHAUSTED"
+                while len(node.links["left"].counts.failures) == 0:
+                    await ask(node, two_parents)
+                assert node.counts.fallbacks == {}
+        for request in left.requests:
+            assert request.inputs[0].name == "input"
+        for request in right.requests:
+            assert request.inputs[0].name == "features"
+            assert request.parameters["codec"].string_param == "u8"
+
+    asyncio.run(scenario())
+    assert "node device sends left input: as it was told" in caplog.text
+    assert re.search(r"node device sends right features: .* u8 features take .* at 0.001 Mbit/s", caplog.text)
 
 
 def test_a_request_of_many_samples_is_split_and_put_together_again(tmp_path):

@@ -134,10 +134,10 @@ def status(node: Node) -> dict[str, Any]:
         "agreed": counts.agreed,
         "arrival_rate": node.control.arrival_rate(node.now),
         "threshold": _finite(node.control.threshold),
-        "payload": node.current.payload,
         "links": {
             name: {
                 "address": link.address,
+                "payload": node.current.payloads[name],
                 "problem": link.problem,
                 "forwarded": link.counts.forwarded,
                 "answered": link.counts.answered,

@@ -29,6 +29,7 @@ class Forwarder:
 
     def __init__(self, node: str, spec: ServingSpec, links: Mapping[str, ParentLink], counts: NodeCounts) -> None:
         self._node, self._spec, self._links, self._counts = node, spec, links, counts
+        self._specs = {parent: spec.link(parent) for parent in links}
         self._loop = asyncio.get_running_loop()
         self._random = random.Random(node)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,7 +97,7 @@ class Forwarder:
         return control.reserve(others, now, count=len(asked))
 
     async def _ask(self, link: ParentLink, asked: Sequence[Question], computed: Computed, timeout: float) -> Answers:
-        request = self._request(asked, computed)
+        request = self._request(link.name, asked, computed)
         link.counts.forwarded += len(asked)
         response = await link.infer(request, timeout)
         try:
@@ -106,12 +107,12 @@ class Forwarder:
         link.succeeded()
         return answers
 
-    def _request(self, asked: Sequence[Question], computed: Computed) -> Any:
+    def _request(self, parent: str, asked: Sequence[Question], computed: Computed) -> Any:
         loaded = asked[0].job.key
         manifest = loaded.bundle.manifest
         request = ModelInferRequest(model_name=manifest.name, model_version=loaded.bundle.hash)
         request.parameters["exitflow_from"].string_param = self._node
-        if asked[0].job.sends_input:
+        if all(question.job.sends_input(parent) for question in asked):
             inputs = np.stack([question.job.carry[question.row] for question in asked])
             request.inputs.add(name=INPUT, datatype=manifest.input_datatype, shape=inputs.shape)
             request.raw_input_contents.append(inputs.tobytes())
@@ -120,9 +121,10 @@ class Forwarder:
         features = computed.features[[question.batch_row for question in asked]]
         request.inputs.add(name=FEATURES, datatype="FP32", shape=features.shape)
         request.parameters["exit"].int64_param = loaded.engine.exit
-        request.parameters["codec"].string_param = self._spec.codec
-        request.parameters["compress"].bool_param = self._spec.compress
-        request.raw_input_contents.append(encode(features, self._spec.codec, compress=self._spec.compress))
+        spec = self._specs[parent]
+        request.parameters["codec"].string_param = spec.codec
+        request.parameters["compress"].bool_param = spec.compress
+        request.raw_input_contents.append(encode(features, spec.codec, compress=spec.compress))
         return request
 
     def _settle(self, asked: Sequence[Question], answers: Answers | None, reason: str) -> None:

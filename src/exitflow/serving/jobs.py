@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Loaded:
 
     bundle: Bundle
     engine: Engine
-    payload: str  # what goes to a parent: features or the input
+    payloads: Mapping[str, str]  # parent -> what goes to it: features or the input
 
 
 @dataclass(slots=True, eq=False)
@@ -50,10 +50,9 @@ class Job:
         """Whether nobody waits for it any more."""
         return self.future.done()
 
-    @property
-    def sends_input(self) -> bool:
-        """Whether its input goes to a parent; only who has it can send it."""
-        return self.start == 0 and self.key.payload == INPUT
+    def sends_input(self, parent: str) -> bool:
+        """Whether its input goes to that parent; only who has it can send it."""
+        return self.start == 0 and self.key.payloads[parent] == INPUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ class Node:
                 elif job.deadline - now < LEAST_TIME:
                     self.counts.fallbacks["deadline"] += 1
                 else:
-                    questions[parent, hurried, job.sends_input].append(question)
+                    questions[parent, hurried, job.sends_input(parent)].append(question)
                     job.pending += 1
             self.counts.served += job.size - job.pending
             if not job.pending:
@@ -243,6 +243,10 @@ class Node:
             if parent not in known:
                 problem = f"{parent!r} is no parent of node {self.name!r}{suggestion(parent, known)}"
                 raise ConfigError(problem, key="--parent")
+        for name in self.spec.links:  # a tree's nodes are all told the same: it need not be a parent of this one
+            if name not in bundle.topology.by_name:
+                problem = f"there is no node {name!r}{suggestion(name, bundle.topology.by_name)}"
+                raise ConfigError(problem, key=f"links.{name}")
 
     def _load(self, bundle: Bundle) -> Loaded:
         entry = bundle.node(self.name)
@@ -250,11 +254,12 @@ class Node:
         manifest = bundle.manifest
         example = np.zeros((1, *manifest.input_shape), dtype=DATATYPES[manifest.input_datatype])
         seconds = engine.seconds_per_batch(example)
-        payload, why = choose_payload(manifest, entry.exit, self.spec, seconds)
-        if entry.parents:
-            log.info("node %s sends its parents %s: %s", self.name, payload, why)
+        payloads = {}
+        for parent in self.links:
+            payloads[parent], why = choose_payload(manifest, entry.exit, self.spec.link(parent), seconds)
+            log.info("node %s sends %s %s: %s", self.name, parent, payloads[parent], why)
         give_back_memory()
-        return Loaded(replace(bundle, segments=()), engine, payload)
+        return Loaded(replace(bundle, segments=()), engine, payloads)
 
     def _control(self, bundle: Bundle) -> ForwardControl:
         entry = bundle.node(self.name)

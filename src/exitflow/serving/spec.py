@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from exitflow.config import assign, decode, parse_assignment, require
+from exitflow.config import assign, decode, encode, located, parse_assignment, require
 
 CodecName = Literal["fp32", "fp16", "u8", "u4"]
 ForwardWhat = Literal["auto", "feature", "input"]
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """What is different on one link."""
+
+    forward: ForwardWhat | None = None
+    codec: CodecName | None = None
+    compress: bool | None = None
+    link_megabits: float | None = None
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class ServingSpec:
     forward_timeout: float = 1.0  # seconds until the local answer is given instead
     audit_share: float = 0.01  # of the confident answers, forwarded as well when the link has room
     threads: int = 1  # of the engine
+    links: dict[str, LinkSpec] = field(default_factory=dict)  # by parent
 
     def __post_init__(self) -> None:
         for name in ("link_megabits", "forward_timeout"):
@@ -41,6 +52,12 @@ class ServingSpec:
         for name in ("max_batch", "queue_size", "threads"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
         require(0 <= self.audit_share <= 1, "audit_share", f"must be between 0 and 1, got {self.audit_share}")
+        for parent in self.links:
+            located(f"links.{parent}", self.link, parent)
+
+    def link(self, parent: str) -> ServingSpec:
+        """As it holds for the link to `parent`."""
+        return replace(self, **encode(self.links[parent]), links={}) if parent in self.links else self
 
 
 def serving_spec(overrides: Sequence[str] = ()) -> ServingSpec:
