@@ -1,7 +1,8 @@
 """One round of ours beside one round of Flower's own simulation engine: same model, tensors, steps, machine.
 
 Both train the paper's seven nodes, p = 0, and aggregate with the same function. Flower's clients hold model and data
-from round to round, as ours do, and get the covered tensors packed into one array. Rounds alternate.
+from round to round, as ours do, and get the covered tensors packed into one array; its server asks for answers as its
+strategies do. Rounds alternate.
 """
 
 from __future__ import annotations
@@ -24,19 +25,17 @@ from exitflow.federated.aggregation import Aggregation, aggregate
 from exitflow.federated.types import ServerState, Task, Update
 from exitflow.tensors import Layout, take
 
-NUM_ROUNDS = 5
-POLL = 0.01  # seconds
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 def digits() -> None:
     """The demo's tiny model."""
-    _compare("digits", goal=2.0)
+    _compare("digits", goal=2.0, num_rounds=20)
 
 
 def resnet() -> None:
     """The network of the small-scale experiments."""
-    _compare("resnet", goal=1.3)
+    _compare("resnet", goal=1.3, num_rounds=6)
 
 
 @functools.cache
@@ -105,13 +104,13 @@ def _client_app(kind: str) -> Any:
         buffers = {name: value for name, value in tensors.items() if name in initial.buffers}
         update = _trainer(kind).train(ServerState(task.round - 1, params, buffers), task)
         packed = Array(_pack({**update.delta, **update.buffers}))
-        figures = ConfigRecord({"num_samples": update.num_samples, "num_steps": update.num_steps})
+        figures = ConfigRecord({"node": task.node, "num_samples": update.num_samples, "num_steps": update.num_steps})
         return Message(RecordDict({"update": ArrayRecord({"packed": packed}), "figures": figures}), reply_to=message)
 
     return app
 
 
-def _compare(kind: str, goal: float) -> None:
+def _compare(kind: str, goal: float, num_rounds: int) -> None:
     os.environ.update(_QUIET)
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
@@ -123,7 +122,7 @@ def _compare(kind: str, goal: float) -> None:
     def main(grid: Grid, context: Any) -> None:
         with rounds_of(_system(kind), _dataset(kind), "processes") as ours:
             flower = _flower_rounds(kind, grid)
-            for number in range(NUM_ROUNDS + 1):
+            for number in range(num_rounds + 1):
                 for name, rounds in (("flower", flower), ("ours", ours)):
                     started = time.perf_counter()
                     next(rounds)
@@ -147,7 +146,7 @@ def _flower_rounds(kind: str, grid: Any) -> Iterator[ServerState]:
     assembly = _assembly(kind)
     state, profile, nodes = assembly.initial_state(), assembly.profile, assembly.system.topology.nodes
     while len(node_ids := list(grid.get_node_ids())) < len(nodes):
-        time.sleep(POLL)
+        time.sleep(0.01)
     while True:
         tasks = [Task(state.round + 1, node.name, (node.exit,), (1.0,), 1.0, 7) for node in nodes]
         messages = [
@@ -165,20 +164,17 @@ def _flower_rounds(kind: str, grid: Any) -> Iterator[ServerState]:
             )
             for node_id, task in zip(node_ids, tasks, strict=True)
         ]
-        waiting = dict(zip(grid.push_messages(messages), tasks, strict=True))
-        updates: list[Update] = []
-        while waiting:
-            for reply in grid.pull_messages(list(waiting)):
-                if reply.has_error():
-                    raise RuntimeError(f"a client failed: {reply.error}")
-                updates.append(_update(kind, state, waiting.pop(reply.metadata.reply_to_message_id), reply))
-            time.sleep(POLL)
+        by_node = {task.node: task for task in tasks}
+        updates = [_update(kind, state, by_node, reply) for reply in grid.send_and_receive(messages)]
         weights = profile.serve_share
         state = aggregate(state, updates, Aggregation(weights, profile.exit_samples, assembly.model.coverage))
         yield state
 
 
-def _update(kind: str, state: ServerState, task: Task, reply: Any) -> Update:
+def _update(kind: str, state: ServerState, tasks: dict[str, Task], reply: Any) -> Update:
+    if reply.has_error():
+        raise RuntimeError(f"a client failed: {reply.error}")
+    task = tasks[reply.content["figures"]["node"]]
     tensors = _unpack(reply.content["update"]["packed"].numpy(), _covered(kind, state, task))
     figures = reply.content["figures"]
     delta = {name: value for name, value in tensors.items() if name in state.params}
