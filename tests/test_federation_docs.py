@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ def test_every_command_is_one_with_options_that_it_has(line):
     command, args = main, shlex.split(line, comments=True)[1:]
     while hasattr(command, "commands"):
         name, *args = args
-        command = command.commands[name]
+        command = command.get_command(click.Context(command), name)
     with command.make_context(name, args):
         pass
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import errno
+import importlib
 from typing import Any
 
 import click
 
 from exitflow import __version__
-from exitflow.commands import federation, report, reproduce, serving, systems, training
 from exitflow.errors import ExitflowError, MissingExtraError
 
+COMMANDS = {  # name -> the module of exitflow.commands, which is loaded when it is needed
+    "plan": "systems",
+    "explain": "systems",
+    "train": "training",
+    "evaluate": "training",
+    "compare": "training",
+    "reproduce": "reproduce",
+    "report": "report",
+    "federation": "federation",
+    "export": "serving",
+    "up": "serving",
+    "serve": "serving",
+    "load": "serving",
+    "observe": "serving",
+    "reload": "serving",
+    "certs": "serving",
+}
 EXTRAS = {  # package -> the extra that installs it
     "torch": "train",
     "safetensors": "train",
@@ -33,6 +50,16 @@ EXTRAS = {  # package -> the extra that installs it
 
 class _Group(click.Group):
     """Prints the errors of exitflow as one sentence, without a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"exitflow.commands.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -71,17 +98,3 @@ def main() -> None:
       exitflow train paper-7:80-15-5 --out runs/first
       exitflow evaluate runs/first
     """
-
-
-for command in (
-    systems.plan,
-    systems.explain,
-    training.train,
-    training.evaluate,
-    training.compare,
-    reproduce.reproduce,
-    report.report,
-    federation.federation,
-    *serving.COMMANDS,
-):
-    main.add_command(command)

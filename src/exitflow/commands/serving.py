@@ -359,6 +359,3 @@ def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:
     make_certificates(Path(out), names, by_node, days=days)
     click.echo(f"{out}: a CA, and a directory for each of {len(names)} nodes and for clients.")
     click.echo(f"Copy {out}/NODE to the node, and give it to exitflow serve --certs.")
-
-
-COMMANDS = (export, up, serve, load, observe, reload, certs)
