@@ -49,7 +49,7 @@ EXTRAS = {  # package -> the extra that installs it
 
 
 class _Group(click.Group):
-    """Prints the errors of exitflow as one sentence, without a traceback."""
+    """Loads a command when it is called, and prints the errors of exitflow as one sentence, without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)

@@ -62,6 +62,7 @@ def test_the_parents_answer_is_given(eager):
             answers = await ask(node, eager, 3)
             assert answers.nodes == ["parent"] * 3
             assert answers.exits.tolist() == [9, 9, 9]
+            assert node.current.bundle.segments == ()  # the engine has them; twice would be waste
             assert node.counts.served == 0
             assert node.links["edge"].counts.answered == 3
             (request,) = parent.requests

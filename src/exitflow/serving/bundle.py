@@ -138,12 +138,12 @@ class Bundle:
         """Short for the hash; the model's version in the protocol."""
         return self.hash[:12]
 
-    def node(self, name: str) -> Node:
-        """The node of that name."""
+    def node(self, name: str, *, key: str = "--node") -> Node:
+        """The node of that name; `key` is where the name was given."""
         if name not in self.topology.by_name:
             raise ConfigError(
                 f"there is no node {name!r}{suggestion(name, self.topology.by_name)}",
-                key="--node",
+                key=key,
                 source=str(self.path),
             )
         return self.topology.by_name[name]

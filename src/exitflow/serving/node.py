@@ -244,9 +244,7 @@ class Node:
                 problem = f"{parent!r} is no parent of node {self.name!r}{suggestion(parent, known)}"
                 raise ConfigError(problem, key="--parent")
         for name in self.spec.links:  # a tree's nodes are all told the same: it need not be a parent of this one
-            if name not in bundle.topology.by_name:
-                problem = f"there is no node {name!r}{suggestion(name, bundle.topology.by_name)}"
-                raise ConfigError(problem, key=f"links.{name}")
+            bundle.node(name, key=f"links.{name}")
 
     def _load(self, bundle: Bundle) -> Loaded:
         entry = bundle.node(self.name)
