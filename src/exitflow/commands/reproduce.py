@@ -15,7 +15,9 @@ from exitflow.report.terminal import print_figures, print_gradient_variance, pro
 
 @click.command(short_help="Run the experiments behind a table.")
 @click.argument("table")
-@click.option("--scale", type=click.Choice(["small", "medium", "paper"]), default="small", show_default=True, help="How large.")
+@click.option(
+    "--scale", type=click.Choice(["small", "medium", "paper"]), default="small", show_default=True, help="How large."
+)
 @click.option("--seeds", metavar="N,N", default="9,42,67", show_default=True, help="Every training with each of them.")
 @click.option("--datasets", metavar="A,B", default="cifar10,cifar100", show_default=True, help="On which data.")
 @click.option("--out", metavar="DIR", help="Where results are kept; results/SCALE if not given.")
