@@ -229,16 +229,22 @@ class _Workplace:
 
         To the bit as `torch.optim.SGD`, which would take seconds to load PyTorch's compiler into every process.
         """
-        for name, param in self.params.items():
-            step, param.grad = param.grad, None
-            if step is None:
-                continue
-            if spec.weight_decay:
-                step = step.add(param, alpha=spec.weight_decay)
-            if spec.momentum:
-                momentum[name] = momentum[name].mul_(spec.momentum).add_(step) if name in momentum else step.clone()
-                step = momentum[name]
-            param.add_(step, alpha=-learning_rate)
+        trained = {name: param for name, param in self.params.items() if param.grad is not None}
+        params: list[Tensor] = list(trained.values())
+        steps: list[Tensor] | tuple[Tensor, ...] = [param.grad for param in params if param.grad is not None]
+        if spec.weight_decay:
+            steps = torch._foreach_add(steps, params, alpha=spec.weight_decay)
+        if spec.momentum:
+            for name, param in trained.items():
+                if name not in momentum:
+                    momentum[name] = torch.zeros_like(param)
+            kept = [momentum[name] for name in trained]
+            torch._foreach_mul_(kept, spec.momentum)
+            torch._foreach_add_(kept, steps)
+            steps = kept
+        torch._foreach_add_(params, steps, alpha=-learning_rate)
+        for done in params:
+            done.grad = None
 
 
 def _moments(gradients: Iterator[tuple[Tensor, ...]]) -> tuple[float, float]:
