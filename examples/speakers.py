@@ -3,7 +3,7 @@
 The data are the Japanese Vowels (Kudo et al., 1999): 640 utterances of nine speakers, as up to 29 frames of 12
 coefficients. They ship inside the package sktime, of which nothing but these two files is used:
 
-    pip install 'exitflow[train,examples]'
+    pip install '.[examples]'      # in a checkout
     PYTHONPATH=examples python examples/speakers.py runs/speakers
 """
 

@@ -88,14 +88,14 @@ def init_federation(system: System, out: Path, *, superlink: str) -> None:
     _write_common(server, system, address)
     (server / "nodes").mkdir()
     commands.write_app(server / "app", flower_app_config())
-    _write_start(server, "exitflow-superlink", "the meeting point of the federation", "server", "")
+    _write_start(server, "exitflow-superlink", "the meeting point of the federation", "server")
     for node in system.topology.nodes:
         folder = out / "nodes" / node.name
         write_node_key(folder)
         shutil.copy(folder / "node.pub", server / "nodes" / f"{node.name}.pub")
         shutil.copy(server / "ca.crt", folder)
         _write_common(folder, system, address, node=node.name)
-        _write_start(folder, f"exitflow-node-{node.name}", f"node {node.name} of the federation", "node", '"$@"')
+        _write_start(folder, f"exitflow-node-{node.name}", f"node {node.name} of the federation", "node")
 
 
 def flower_app_config() -> dict[str, str]:
@@ -113,14 +113,14 @@ def _for_nodes(system: System) -> str:
     return replace(system, data=replace(system.data, dir=None)).to_toml()
 
 
-def _write_start(folder: Path, unit: str, what: str, command: str, arguments: str) -> None:
+def _write_start(folder: Path, unit: str, what: str, command: str) -> None:
     """A start script, and a systemd unit that runs it from where the folder was put."""
     script = f"""#!/bin/sh
 # Starts {what}. Keep this folder readable for its owner only: it holds a private key.
 here=$(cd "$(dirname "$0")" && pwd)
-exec "${{EXITFLOW:-exitflow}}" federation {command} "$here" {arguments}
+exec "${{EXITFLOW:-exitflow}}" federation {command} "$here" "$@"
 """
-    (folder / "start.sh").write_text(script.rstrip() + "\n")
+    (folder / "start.sh").write_text(script)
     (folder / "start.sh").chmod(0o700)
     service = f"""# cp {unit}.service /etc/systemd/system/ && systemctl enable --now {unit}
 [Unit]
