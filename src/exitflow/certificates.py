@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+MAX_COMMON_NAME = 64  # characters, by the standard
 _CLOCKS_BEHIND = datetime.timedelta(days=1)  # those of devices often are, a little
 
 
@@ -94,7 +95,7 @@ def _usage(*, is_authority: bool) -> x509.KeyUsage:
 
 
 def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:MAX_COMMON_NAME])])
 
 
 def _general_name(host: str) -> x509.GeneralName:

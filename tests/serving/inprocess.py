@@ -102,8 +102,8 @@ async def fake_parent(parent: FakeParent, port: int = 0):
 
 
 @asynccontextmanager
-async def far_away(address, delay):
-    """An address behind which is that one, each way `delay` seconds off."""
+async def far_away(address, delay, *, connecting=0.0):
+    """An address behind which is that one, each way `delay` seconds off, and more at first."""
 
     async def copy(reader, writer):
         while data := await reader.read(65536):
@@ -113,6 +113,7 @@ async def far_away(address, delay):
 
     async def connect(reader, writer):
         connections.append(asyncio.current_task())
+        await asyncio.sleep(connecting)
         there, back = await asyncio.open_connection(*address.split(":"))
         await asyncio.gather(copy(reader, back), copy(there, writer))
         await asyncio.gather(back.wait_closed(), writer.wait_closed())

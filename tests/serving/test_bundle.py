@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +102,21 @@ def test_the_manifest_says_what_was_measured(bundle):
     assert manifest.report.changed == (0.0, 0.0, 0.0)
     samples = bundle.samples()
     assert samples.outputs.logits.shape == (3, 400, 4)
+
+
+def test_a_replacement_that_ends_halfway_leaves_the_old_bundle(tmp_path, monkeypatch):
+    bundle = make_bundle(tmp_path / "b")
+    renames = []
+    rename = Path.rename
+
+    def interrupted(self, target):
+        renames.append(target)
+        if len(renames) == 2:  # the new one into the place of the old one
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_bundle(tmp_path / "b", seed=1)
+    assert load_bundle(tmp_path / "b").hash == bundle.hash
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]

@@ -263,6 +263,24 @@ def test_a_body_that_unpacks_to_more_than_a_request_may_have_is_413(bundle, tree
     assert http(tree.places["device-0"].http, "POST", path, bomb, {"Content-Encoding": "gzip"})[0] == 413
 
 
+@pytest.mark.parametrize("digits", [20, 5000])
+def test_a_length_of_many_digits_is_refused(bundle, tree, digits):
+    path = f"/v2/models/{bundle.manifest.name}/infer"
+    headers = {"Inference-Header-Content-Length": "9" * digits}
+    status, _, text = http(tree.places["device-0"].http, "POST", path, b"{}", headers)
+    assert (status, "must be at most the 2 bytes" in text) == (400, True)
+
+
+def test_json_that_would_hold_the_node_up_is_refused(bundle, tree):
+    path = f"/v2/models/{bundle.manifest.name}/infer"
+    place = tree.places["device-0"].http
+    head = '{"inputs": [{"name": "input", "datatype": "UINT8", "shape": [1, 1, 4, 4], "data": ['
+    status, _, text = http(place, "POST", path, head + ",".join(["[]"] * 300) + "]}]}")
+    assert (status, "more lists than the shape" in text) == (400, True)
+    status, _, text = http(place, "POST", path, head + ",".join(["[]"] * 300_000) + "]}]}")
+    assert (status, "the JSON of a request has at most" in text) == (413, True)
+
+
 def test_a_timeout_that_has_passed_is_a_504(bundle, tree):
     body = json.dumps({"inputs": [TENSOR], "parameters": {"timeout": 1}})
     status, _, text = http(tree.places["cloud-0"].http, "POST", f"/v2/models/{bundle.manifest.name}/infer", body)

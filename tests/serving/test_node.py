@@ -77,6 +77,7 @@ FAILING = {
     "RESOURCE_EXHAUSTED": "overloaded",
     "FAILED_PRECONDITION": "version",
     "INTERNAL": "refused",
+    "INVALID_ARGUMENT": "invalid",
     "nan": "nonsense",
     "empty": "nonsense",
     "garbage": "nonsense",
@@ -201,6 +202,107 @@ def test_callers_in_a_hurry_do_not_cut_a_link(eager):
             assert node.links["edge"].open
             parent.delay = 0
             assert (await ask(node, eager)).nodes == ["parent"]
+
+    asyncio.run(scenario())
+
+
+def test_callers_all_in_a_hurry_and_no_answer_to_any_cut_a_link_in_the_end(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, delay=PATIENT)
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            for _ in range(4 * MAX_FAILURES):
+                assert node.links["edge"].open
+                await ask(node, eager, deadline=node.now + 0.1)
+            await until(lambda: not node.links["edge"].open)
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_parent_of_a_node_in_the_middle_is_cut(eager):
+    """What comes from a child always has a little less time left than this node may take."""
+
+    async def scenario():
+        hasty = replace(EAGER, forward_timeout=0.4)
+        cloud = FakeParent(NUM_CLASSES, delay=PATIENT)
+        async with (
+            fake_parent(cloud) as above,
+            running(eager, "edge", {"cloud": above}, spec=hasty) as (edge, address),
+            running(eager, "device", {"edge": address}, spec=replace(EAGER, forward_timeout=0.4)) as (device, _),
+        ):
+            for _ in range(2 * MAX_FAILURES):
+                await ask(device, eager)
+            await until(lambda: edge.links["cloud"].counts.failures["timeout"] >= MAX_FAILURES)
+            assert edge.links["cloud"].counts.opened >= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_parent_that_finds_a_request_invalid_is_not_cut(eager):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, behaviour="INVALID_ARGUMENT")
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            for _ in range(MAX_FAILURES + 1):
+                assert (await ask(node, eager)).nodes == ["device"]
+            assert node.links["edge"].open
+
+    asyncio.run(scenario())
+
+
+def test_whatever_goes_wrong_in_asking_the_request_is_answered(eager, monkeypatch):
+    async def scenario():
+        async with (
+            fake_parent(FakeParent(NUM_CLASSES)) as address,
+            running(eager, "device", {"edge": address}, spec=EAGER) as (node, _),
+        ):
+
+            async def broken(*_):
+                raise KeyError("a fault of ours")
+
+            monkeypatch.setattr(node.links["edge"], "infer", broken)
+            assert (await asyncio.wait_for(ask(node, eager), PATIENT)).nodes == ["device"]
+            assert node.counts.fallbacks == {"failed": 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_confidence_that_is_no_number_is_refused_and_not_remembered(eager):
+    async def scenario():
+        async with (
+            fake_parent(FakeParent(NUM_CLASSES)) as address,
+            running(eager, "device", {"edge": address}, spec=EAGER) as (node, _),
+        ):
+            logits = np.full((1, NUM_CLASSES), -np.inf, dtype=np.float32)
+            logits[0, 0] = 0.0  # scores 1, 0, ..., but an entropy of NaN
+            node.current.engine.run = lambda _: (None, logits)
+            with pytest.raises(BadRequestError, match="too large"):
+                await ask(node, eager)
+            assert not np.isnan(node.control._recent._ring).any()
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_for_a_connection_is_no_more_than_limit_and_burst_when_it_arrives(tmp_path):
+    limit = 50.0
+    bundle = make_bundle(tmp_path / "b", chain(rate=500.0, limits=(limit, None)))
+    hardest = confidence(bundle.samples().outputs.logits[0]).argsort()[:40]
+
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES)
+        async with (
+            fake_parent(parent) as address,
+            far_away(address, 0.0, connecting=0.8) as place,
+            running(bundle, "device", {"edge": place}, spec=EAGER) as (node, _),
+        ):
+            await asyncio.sleep(1.2)  # the bucket fills
+            asked = []
+            for turn in range(500):
+                row = hardest[turn % len(hardest)]
+                asked.append(asyncio.create_task(node.infer(node.current, bundle.samples().inputs[row : row + 1])))
+                await asyncio.sleep(0.004)
+            await asyncio.gather(*asked)
+        times = [seconds for seconds, count in parent.received for _ in range(count)]
+        assert max(sum(first <= other < first + 1 for other in times) for first in times) <= 2 * limit
+        assert len(times) > limit  # else nothing was seen
 
     asyncio.run(scenario())
 
@@ -498,6 +600,7 @@ def test_a_new_bundle_is_loaded_and_the_old_one_still_answers_who_names_it(tmp_p
             shutil.copytree(tmp_path / "new", tmp_path / "b")
             loaded = await node.reload()
             assert loaded.hash == new.hash != old.hash
+            assert node._forwarder.control is node.control
             after = (await node.infer(node.current, inputs)).scores
             assert np.allclose(after[0].argmax(), new.samples().outputs.logits[2][0].argmax())
             again = await node.infer(node.version(old.hash), inputs)

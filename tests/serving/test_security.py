@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from exitflow.cli import main
+from exitflow.errors import ServingError
+from exitflow.serving.certificates import make_certificates
 from exitflow.serving.cluster import LocalCluster
 from exitflow.serving.messages import SERVICE
 from exitflow.serving.security import Security
@@ -58,6 +60,24 @@ def test_certificates_are_private_and_never_overwritten(eager, certs):
     result = call("certs", eager.path, "--out", certs / "x", "--host", "clod=1.2.3.4")
     assert result.exit_code == 2
     assert "did you mean 'cloud'?" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["client", "x" * 65])
+def test_a_name_that_no_certificate_can_have_is_one_sentence_and_leaves_nothing(tmp_path, name):
+    with pytest.raises(ServingError, match="the name in a certificate has at most 64 characters and is not 'client'"):
+        make_certificates(tmp_path / "certs", ["edge", name], {}, days=1)
+    assert not (tmp_path / "certs").exists()
+
+
+def test_a_node_may_have_a_name_that_no_host_can_have(tmp_path):
+    make_certificates(tmp_path / "certs", ["büro", "a_b"], {}, days=1)
+    assert (tmp_path / "certs" / "büro" / "node.pem").exists()
+
+
+@pytest.mark.parametrize("token", ["", "abc\n", "schlüssel"])
+def test_a_token_that_fits_into_no_header_is_refused_at_the_start(eager, token):
+    result = call("serve", eager.path, "--node", "cloud", "--token", token)
+    assert (result.exit_code, "--token: must be printable ASCII" in result.stderr) == (2, True)
 
 
 def test_nodes_need_certificates_of_their_own_and_clients_a_token(eager, certs, tmp_path):

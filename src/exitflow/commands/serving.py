@@ -352,7 +352,7 @@ def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:
     by_node: dict[str, list[str]] = defaultdict(list)
     for text in hosts:
         name, equals, host = text.partition("=")
-        if not equals or not host or name not in (*names, "client"):
+        if not equals or not host or not host.isascii() or name not in (*names, "client"):
             known = suggestion(name, names)
             raise ConfigError(f"expected NODE=HOST with a node of the bundle, got {text!r}{known}", key="--host")
         by_node[name].append(host)

@@ -170,5 +170,7 @@ def _write(out: Path, manifest: Manifest, files: dict[str, bytes]) -> None:
     except OSError as error:
         raise BundleError(f"{out}: cannot be written: {error.strerror}") from None
     finally:
+        if not out.exists() and old.exists():
+            old.rename(out)
         for leftover in (temporary, old):
             shutil.rmtree(leftover, ignore_errors=True)

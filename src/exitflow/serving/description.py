@@ -10,10 +10,16 @@ from exitflow import __version__
 from exitflow.serving.answers import INPUT, OUTPUTS
 from exitflow.serving.messages import MESSAGES
 from exitflow.serving.node import Node
+from exitflow.serving.requests import MAX_SAMPLES
 
 EXTENSIONS = ("model_configuration", "statistics", "binary_tensor_data", "model_repository")
 PLATFORM = "onnxruntime_onnx"
-_DATA_TYPES = {"UINT8": 2, "INT32": 8, "FP32": 11, "BYTES": 13}  # of Triton's ModelConfig
+_DATA_TYPES = {
+    "UINT8": (2, "TYPE_UINT8"),
+    "INT32": (8, "TYPE_INT32"),
+    "FP32": (11, "TYPE_FP32"),
+    "BYTES": (13, "TYPE_STRING"),
+}
 
 
 def server_metadata() -> dict[str, Any]:
@@ -37,12 +43,12 @@ def model_metadata(node: Node) -> dict[str, Any]:
     }
 
 
-def model_config(node: Node) -> dict[str, Any]:
-    """Triton's, in which shapes leave the batch out."""
+def model_config(node: Node, *, named: bool = False) -> dict[str, Any]:
+    """Triton's, in which shapes leave the batch out; data types as numbers, or `named` as in its JSON."""
     metadata = model_metadata(node)
     tensors = {
         side: [
-            {"name": each["name"], "data_type": _DATA_TYPES[each["datatype"]], "dims": each["shape"][1:] or [1]}
+            {"name": each["name"], "data_type": _DATA_TYPES[each["datatype"]][named], "dims": each["shape"][1:] or [1]}
             for each in metadata[f"{side}s"]
         ]
         for side in ("input", "output")
@@ -51,9 +57,9 @@ def model_config(node: Node) -> dict[str, Any]:
         "name": metadata["name"],
         "platform": PLATFORM,
         "backend": "onnxruntime",
-        "max_batch_size": node.spec.max_batch,
+        "max_batch_size": MAX_SAMPLES,
         **tensors,
-        "dynamic_batching": {"max_queue_delay_microseconds": 0},
+        "dynamic_batching": {"preferred_batch_size": [node.spec.max_batch], "max_queue_delay_microseconds": 0},
     }
 
 

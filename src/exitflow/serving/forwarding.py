@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Coroutine, Mapping, Sequence
 from time import monotonic
@@ -13,12 +14,15 @@ import numpy as np
 from exitflow.serving.answers import FEATURES, INPUT, Answers, BadAnswerError
 from exitflow.serving.codecs import encode
 from exitflow.serving.counts import NodeCounts
-from exitflow.serving.jobs import Computed, Question
+from exitflow.serving.jobs import Computed, Job, Question
 from exitflow.serving.links import LinkError, ParentLink
 from exitflow.serving.messages import ModelInferRequest
 from exitflow.serving.rate_control import ForwardControl
 from exitflow.serving.spec import ServingSpec
 
+log = logging.getLogger("exitflow.serving")
+
+FAIR_TIME = 0.5  # part of `forward_timeout`: whose request has less left is in a hurry, and does not judge a parent
 DEADLINE_MARGIN = 0.9  # of the time left is given to a parent; the rest is for answering locally after all
 LEAST_TIME = 0.004  # seconds: with less left, a parent is not asked
 AUDIT_SPARE = 0.6  # part of the burst that an audit leaves
@@ -27,8 +31,16 @@ AUDIT_SPARE = 0.6  # part of the burst that an audit leaves
 class Forwarder:
     """Of one node. The own answer of every question is already in its job; a parent's overwrites it."""
 
-    def __init__(self, node: str, spec: ServingSpec, links: Mapping[str, ParentLink], counts: NodeCounts) -> None:
+    def __init__(
+        self,
+        node: str,
+        spec: ServingSpec,
+        links: Mapping[str, ParentLink],
+        counts: NodeCounts,
+        control: ForwardControl,
+    ) -> None:
         self._node, self._spec, self._links, self._counts = node, spec, links, counts
+        self.control = control  # of the newest bundle: what is under way takes its tokens there too
         self._specs = {parent: spec.link(parent) for parent in links}
         self._loop = asyncio.get_running_loop()
         self._random = random.Random(node)
@@ -39,19 +51,33 @@ class Forwarder:
         """Whether no parent is being asked."""
         return not self._tasks
 
-    def open_parents(self) -> list[str]:
-        """Those that may be asked."""
-        return [name for name, link in self._links.items() if link.open]
+    def open_parents(self, now: float) -> list[str]:
+        """Those that may be asked.
 
-    def ask(self, parent: str, asked: Sequence[Question], computed: Computed, control: ForwardControl) -> None:
+        While a connection comes about its link earns no tokens: what waits is sent at once, and must not be more than
+        the burst.
+        """
+        found = []
+        for name, link in self._links.items():
+            if link.open:
+                found.append(name)
+                self.control.pass_time(name, now, earning=link.was_connected())
+        return found
+
+    def in_a_hurry(self, job: Job, now: float) -> bool:
+        """Whether its deadline is near, so that others must not be asked about with it."""
+        return job.deadline - now < FAIR_TIME * self._spec.forward_timeout
+
+    def ask(self, parent: str, asked: Sequence[Question], computed: Computed) -> None:
         """In the background; `parent` has given tokens for all of `asked`, which are sent together."""
-        self._spawn(self._ask_until_answered(parent, asked, computed, control))
+        self._spawn(self._ask_until_answered(parent, asked, computed))
 
-    def maybe_audit(self, question: Question, computed: Computed, control: ForwardControl) -> None:
+    def maybe_audit(self, question: Question, computed: Computed) -> None:
         """Ask a parent about an answer that was sure, if chance will and a link has room to spare."""
         if self._spec.control != "rate" or self._random.random() >= self._spec.audit_share:
             return
-        parent = control.reserve(self.open_parents(), monotonic(), spare=AUDIT_SPARE)
+        now = monotonic()
+        parent = self.control.reserve(self.open_parents(now), now, spare=AUDIT_SPARE)
         if parent is not None:
             own = int(computed.scores[question.batch_row].argmax())
             self._spawn(self._audit(self._links[parent], question, computed, own))
@@ -61,9 +87,7 @@ class Forwarder:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask_until_answered(
-        self, parent: str, asked: Sequence[Question], computed: Computed, control: ForwardControl
-    ) -> None:
+    async def _ask_until_answered(self, parent: str, asked: Sequence[Question], computed: Computed) -> None:
         tried: set[str] = set()
         target: str | None = parent
         reason = ""
@@ -73,11 +97,11 @@ class Forwarder:
             try:
                 answers = await self._ask(self._links[target], asked, computed, timeout)
             except LinkError as failure:
-                if failure.reason == "timeout" and timeout < self._spec.forward_timeout:
+                if failure.reason == "timeout" and timeout < FAIR_TIME * self._spec.forward_timeout:
                     failure.reason = "deadline"
                 reason = failure.reason
                 self._links[target].failed(failure, len(asked))
-                target = self._another(tried, asked, control)
+                target = self._another(tried, asked)
             else:
                 self._links[target].counts.answered += len(asked)
                 self._settle(asked, answers, reason)
@@ -88,22 +112,28 @@ class Forwarder:
         left = min(question.job.deadline for question in asked) - monotonic()
         return min(self._spec.forward_timeout, max(left * DEADLINE_MARGIN - LEAST_TIME / 4, 0.001))
 
-    def _another(self, tried: set[str], asked: Sequence[Question], control: ForwardControl) -> str | None:
+    def _another(self, tried: set[str], asked: Sequence[Question]) -> str | None:
         """A parent that was not tried and has a token for every sample; the limit is kept in trouble too."""
         now = monotonic()
-        others = [name for name in self.open_parents() if name not in tried]
+        others = [name for name in self.open_parents(now) if name not in tried]
         if not others or min(question.job.deadline for question in asked) - now < LEAST_TIME:
             return None
-        return control.reserve(others, now, count=len(asked))
+        return self.control.reserve(others, now, count=len(asked))
 
     async def _ask(self, link: ParentLink, asked: Sequence[Question], computed: Computed, timeout: float) -> Answers:
-        request = self._request(link.name, asked, computed)
-        link.counts.forwarded += len(asked)
-        response = await link.infer(request, timeout)
+        """The parent's answers, or a LinkError, whatever goes wrong: the own answer waits behind it."""
         try:
+            request = self._request(link.name, asked, computed)
+            link.counts.forwarded += len(asked)
+            response = await link.infer(request, timeout)
             answers = Answers.from_message(response, len(asked), computed.scores.shape[1])
+        except LinkError:
+            raise
         except BadAnswerError as error:
             raise LinkError("nonsense", str(error)) from None
+        except Exception as error:
+            log.exception("asking %s failed", link.name)
+            raise LinkError("failed", f"{type(error).__name__}: {error}") from None
         link.succeeded()
         return answers
 

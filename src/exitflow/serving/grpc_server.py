@@ -68,16 +68,15 @@ class InferenceService:
 
     def __init__(self, node: Node, *, token: str | None = None, may_forward: bool = True) -> None:
         self._node, self._token, self._may_forward = node, token, may_forward
-        self._loop = asyncio.get_running_loop()
 
     async def infer(self, data: bytes, context: Context) -> Any:
         """ModelInfer."""
         node = self._node
         request = ModelInferRequest()
         try:
-            _parse(request, data)
             if self._token is not None:
                 self._check_token(context)
+            _parse(request, data)
             wanted = understand_message(node, request, may_forward=self._may_forward)
             if wanted.child is not None:
                 self._check_child(wanted.child, context)
@@ -160,7 +159,7 @@ class InferenceService:
     def _check_child(self, child: str, context: Context) -> None:
         """A certificate, where one was shown, must be the child's own."""
         names = context.auth_context().get("x509_common_name")
-        if names and names[0].decode() != child[:64]:
+        if names and names[0].decode() != child:
             raise RefusedError(Code.PERMISSION_DENIED, f"this certificate is not that of node {child!r}")
 
     def _about(self, asked: Any, describe: Callable[[Node], Any]) -> Any:
@@ -217,6 +216,7 @@ async def start_grpc(
         ("grpc.max_send_message_length", MAX_MESSAGE),
         ("grpc.max_receive_message_length", MAX_MESSAGE),
         ("grpc.so_reuseport", 0),
+        ("grpc.http2.max_ping_strikes", 0),  # children make sure that the connection is alive
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_connections(node.spec))
     service = InferenceService(node, token=token, may_forward=may_forward)

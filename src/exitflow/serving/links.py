@@ -34,6 +34,9 @@ CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 3000),  # for a connection to come about, however far the other is
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),
+    ("grpc.keepalive_time_ms", 20_000),  # so that a machine that vanished is noticed, and its name looked up again
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -51,7 +54,7 @@ class LinkError(Exception):
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason = reason  # unreachable, timeout, deadline, overloaded, version, refused, nonsense
+        self.reason = reason  # unreachable, timeout, deadline, overloaded, version, invalid, refused, nonsense, failed
 
 
 _REASONS = {
@@ -60,9 +63,11 @@ _REASONS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "overloaded",
     grpc.StatusCode.FAILED_PRECONDITION: "version",
     grpc.StatusCode.CANCELLED: "unreachable",
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid",
 }
-_OPEN_AT_ONCE = ("unreachable", "version")
-_HARMLESS = ("overloaded", "deadline")  # the parent is well, only busy, or its caller in a hurry
+# What a failure counts towards cutting the link. A parent is well that is only busy, or finds a client's numbers too
+# large for its part of the network. One whose caller was in a hurry may be; but if all are, in a row, it is not.
+_WEIGHTS = {"unreachable": MAX_FAILURES, "version": MAX_FAILURES, "overloaded": 0, "invalid": 0, "deadline": 0.25}
 
 
 @dataclass
@@ -85,7 +90,8 @@ class ParentLink:
         self.name, self.address = name, address
         self.counts = LinkCounts()
         self.problem = ""  # why the breaker is open; "": it is closed
-        self._failures = 0
+        self._failures = 0.0
+        self._was_connected = True  # nothing waits for it
         self._pause = FIRST_PAUSE
         self._probe: asyncio.Task[None] | None = None
         self._expects = ("", "")
@@ -104,6 +110,12 @@ class ParentLink:
     def open(self) -> bool:
         """Whether requests may flow (the breaker is closed)."""
         return not self.problem
+
+    def was_connected(self) -> bool:
+        """Whether the channel was connected when this was last asked. If it is not now, it tries to be."""
+        state = self._channel.get_state(try_to_connect=True)
+        before, self._was_connected = self._was_connected, state is grpc.ChannelConnectivity.READY
+        return before
 
     def expect(self, model: str, version: str) -> None:
         """What the parent must be ready with before requests flow again."""
@@ -131,17 +143,15 @@ class ParentLink:
     def failed(self, failure: LinkError, samples: int) -> None:
         """Count it, and open the breaker if it was one too many."""
         self.counts.failures[failure.reason] += samples
-        if failure.reason in _HARMLESS:
-            return
-        self._failures += 1
-        if self.open and (failure.reason in _OPEN_AT_ONCE or self._failures >= MAX_FAILURES):
+        weight = _WEIGHTS.get(failure.reason, 1)
+        self._failures += weight
+        if self.open and weight and self._failures >= MAX_FAILURES:
             self.problem = f"{failure.reason}: {failure}"
             self.counts.opened += 1
             log.warning("link to %s at %s is cut: %s", self.name, self.address, self.problem)
             self._probe = asyncio.get_running_loop().create_task(self._wait_until_ready())
 
     async def _wait_until_ready(self) -> None:
-        model, version = self._expects
         while True:
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, LAST_PAUSE)
@@ -153,6 +163,8 @@ class ParentLink:
                     break
             except grpc.aio.AioRpcError:
                 continue
+            except Exception:
+                log.exception("asking whether %s is ready failed", self.name)
         self.problem, self._failures = "", MAX_FAILURES - 1  # one more failure cuts it again
         log.warning("link to %s at %s works again", self.name, self.address)
 

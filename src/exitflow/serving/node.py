@@ -72,7 +72,7 @@ class Node:
         self.in_flight = 0
         self.draining = False
         self._reloading = asyncio.Lock()
-        self._forwarder = Forwarder(name, spec, self.links, self.counts)
+        self._forwarder = Forwarder(name, spec, self.links, self.counts, self.control)
         self._batcher: Batcher[Job, Computed] = Batcher(
             self._compute,
             self._deliver,
@@ -177,9 +177,10 @@ class Node:
             return
         now = monotonic()
         self._count_batch(computed, now)
-        if not np.isfinite(computed.scores).all():
-            computed = _refuse_overflown(computed)
-        open_parents = self._forwarder.open_parents()
+        fine = np.isfinite(computed.scores).all(axis=1) & np.isfinite(computed.confidences)
+        if not fine.all():
+            computed = _refuse_overflown(computed, fine)
+        open_parents = self._forwarder.open_parents(now)
         routing = self.control.route(computed.confidences, open_parents, now)
         self.counts.out_of_tokens += routing.out_of_tokens
         if self.links and not open_parents:
@@ -198,12 +199,12 @@ class Node:
             if job.future.done():
                 continue
             job.answers = Answers(computed.scores[part], exits[part], [self.name] * job.size, confidences[part])
-            hurried = job if job.deadline - now < self.spec.forward_timeout else None  # asks with its own deadline
+            hurried = job if self._forwarder.in_a_hurry(job, now) else None  # asks with its own deadline
             for row in range(job.size):
                 question, parent = Question(job, row, part.start + row), parents[part.start + row]
                 if parent is None:
                     if self.links:
-                        self._forwarder.maybe_audit(question, computed, self.control)
+                        self._forwarder.maybe_audit(question, computed)
                 elif job.deadline - now < LEAST_TIME:
                     self.counts.fallbacks["deadline"] += 1
                 else:
@@ -213,7 +214,7 @@ class Node:
             if not job.pending:
                 job.future.set_result(job.answers)
         for (parent, _, _), asked in questions.items():
-            self._forwarder.ask(parent, asked, computed, self.control)
+            self._forwarder.ask(parent, asked, computed)
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         log.error("a batch failed: %s", error)
@@ -287,7 +288,7 @@ class Node:
             self._check_parents(bundle, self.links)
             loaded = await asyncio.to_thread(self._load, bundle)
             self.previous, self.current = self.current, loaded
-            self.control = self._control(bundle)
+            self.control = self._forwarder.control = self._control(bundle)
             log.info("node %s now serves bundle %s", self.name, bundle.version)
             return bundle
 
@@ -301,9 +302,8 @@ class Node:
         self._batcher.close()
 
 
-def _refuse_overflown(computed: Computed) -> Computed:
+def _refuse_overflown(computed: Computed, fine: npt.NDArray[np.bool_]) -> Computed:
     """What is left when requests with huge numbers, from which the network computes none, are refused."""
-    fine = np.asarray(np.isfinite(computed.scores).all(axis=1))
     jobs: list[Job] = []
     rows: list[int] = []
     first = 0

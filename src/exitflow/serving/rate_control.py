@@ -46,6 +46,12 @@ class TokenBucket:
         self._updated = max(now, self._updated)
         return self._tokens
 
+    def pass_time(self, now: float, *, earning: bool) -> None:
+        """Until now; not `earning`, it gives no tokens."""
+        if earning:
+            self.tokens(now)
+        self._updated = max(now, self._updated)
+
     def take(self, now: float, count: int = 1) -> bool:
         """So many of them, if there are."""
         if self.tokens(now) < count:
@@ -138,6 +144,11 @@ class ForwardControl:
     def tokens(self, now: float) -> Mapping[str, float | None]:
         """Of each link; None where it has no limit."""
         return {name: bucket.tokens(now) if bucket else None for name, bucket in self._buckets.items()}
+
+    def pass_time(self, parent: str, now: float, *, earning: bool) -> None:
+        """Until now, for its link; not `earning`, it gives no tokens."""
+        if bucket := self._buckets[parent]:
+            bucket.pass_time(now, earning=earning)
 
     def route(self, confidences: FloatArray, open_parents: Sequence[str], now: float) -> Routing:
         """The hardest first, each to a parent of `open_parents` that has room."""

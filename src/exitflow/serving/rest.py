@@ -14,6 +14,7 @@ import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 from urllib.parse import unquote
@@ -30,7 +31,7 @@ from exitflow.serving.links import MAX_MESSAGE
 from exitflow.serving.metrics import prometheus_text
 from exitflow.serving.node import Node
 from exitflow.serving.openapi import description
-from exitflow.serving.requests import Tensor, check_model, understand
+from exitflow.serving.requests import MAX_SAMPLES, Tensor, check_model, understand
 from exitflow.serving.security import CERTIFICATE, KEY, Security
 
 Code = grpc.StatusCode
@@ -46,6 +47,8 @@ HTTP_STATUS = {
 }
 BINARY_HEADER = "inference-header-content-length"
 _JSON = "application/json"
+_TOO_LARGE = f"a request has at most {MAX_MESSAGE} bytes"
+MAX_JSON = 8 * 2**20  # bytes: reading it holds everything else up
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,6 @@ class RestApp:
 
     def __init__(self, node: Node, *, token: str | None) -> None:
         self._node, self._token = node, token
-        self._loop = asyncio.get_running_loop()
         model = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
         routes: list[tuple[str, str, Callable[[Request], Any]]] = [
             ("GET", r"/healthz", lambda _: _json({"live": True})),
@@ -93,7 +95,7 @@ class RestApp:
             ("GET", r"/v2/health/ready", lambda _: self._ready({"ready": not node.draining})),
             ("GET", model, lambda request: self._about(request, model_metadata)),
             ("GET", model + "/ready", self._model_ready),
-            ("GET", model + "/config", lambda request: self._about(request, model_config)),
+            ("GET", model + "/config", lambda request: self._about(request, partial(model_config, named=True))),
             ("GET", model + "/stats", lambda request: self._about(request, _statistics)),
             ("POST", model + "/infer", self._infer),
             ("POST", r"/v2/repository/index", self._index),
@@ -109,8 +111,8 @@ class RestApp:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             response = await self._respond(scope["method"], scope["raw_path"].decode("latin-1"), headers, receive)
-        except TooLargeError:
-            response = _json({"error": f"a request has at most {MAX_MESSAGE} bytes"}, 413)
+        except TooLargeError as error:
+            response = _json({"error": str(error)}, 413)
         except Exception as error:
             refusal = as_refusal(error, self._node)
             response = _json({"error": str(refusal)}, HTTP_STATUS[refusal.code])
@@ -166,7 +168,8 @@ class RestApp:
         return _json({"name": bundle.manifest.name, "version": bundle.version})
 
     async def _infer(self, request: Request) -> Response:
-        document, binary = _split_body(request)
+        shape = self._node.current.bundle.manifest.input_shape
+        document, binary = _split_body(request, most=min(MAX_JSON, 2**16 + 32 * MAX_SAMPLES * math.prod(shape)))
         tensor, outputs, parameters = _understand_json(document, binary)
         wanted = understand(
             self._node,
@@ -202,7 +205,7 @@ async def _body(receive: Any, headers: Mapping[str, str]) -> bytes:
         chunks.append(event.get("body", b""))
         size += len(chunks[-1])
         if size > MAX_MESSAGE:
-            raise TooLargeError
+            raise TooLargeError(_TOO_LARGE)
         if not event.get("more_body"):
             break
     return _decompressed(b"".join(chunks), headers.get("content-encoding", "identity"))
@@ -219,7 +222,7 @@ def _decompressed(body: bytes, encoding: str) -> bytes:
     except zlib.error as error:
         raise BadRequestError(f"the body is not valid {encoding}: {error}") from None
     if len(plain) > MAX_MESSAGE:
-        raise TooLargeError
+        raise TooLargeError(_TOO_LARGE)
     return plain
 
 
@@ -233,16 +236,18 @@ def _compressed(response: Response, accepted: str) -> Response:
     return Response(body, response.status, response.content_type, (*response.headers, ("content-encoding", encoding)))
 
 
-def _split_body(request: Request) -> tuple[dict[str, Any], bytes]:
+def _split_body(request: Request, most: int) -> tuple[dict[str, Any], bytes]:
     """(JSON, what follows it): the binary tensor extension says how long the JSON is."""
     body, length = request.body, request.headers.get(BINARY_HEADER)
     binary = b""
     if length is not None:
-        if not length.isdecimal() or int(length) > len(body):
+        if not length.isdecimal() or len(length) > 20 or int(length) > len(body):
             raise BadRequestError(
                 f"{BINARY_HEADER} must be at most the {len(body)} bytes of the body, got {length[:40]!r}"
             )
         body, binary = body[: int(length)], body[int(length) :]
+    if len(body) > most:
+        raise TooLargeError(f"the JSON of a request has at most {most} bytes here; larger tensors may come in binary")
     try:
         document = json.loads(body, parse_constant=_no_constants)
     except (ValueError, RecursionError):
@@ -277,7 +282,7 @@ def _understand_json(
             raise BadRequestError(f"binary_data_size is {size!r}, but {len(binary)} bytes follow the JSON")
         data: Any = binary
     else:
-        data = list(_flat(given.get("data"), math.prod(shape)))
+        data = list(_flat(given.get("data"), shape))
     outputs = document.get("outputs", [])
     named = isinstance(outputs, list) and all(
         isinstance(output, dict) and isinstance(output.get("name"), str) for output in outputs
@@ -302,15 +307,19 @@ def _flag(holder: Mapping[str, Any], key: str) -> None:
         raise BadRequestError(f"{key!r} must be true or false")
 
 
-def _flat(data: Any, most: int) -> Iterator[float]:
+def _flat(data: Any, shape: Sequence[int]) -> Iterator[float]:
     """Numbers of a list, nested or not, without recursion."""
     if not isinstance(data, list):
         raise BadRequestError("'data' must be a list of numbers")
-    stack, count = [iter(data)], 0
+    most = math.prod(shape)
+    stack, count, lists = [iter(data)], 0, 0
     while stack:
         for item in stack[-1]:
             if isinstance(item, list):
                 stack.append(iter(item))
+                lists += 1
+                if lists > most * len(shape):
+                    raise BadRequestError(f"'data' holds more lists than the shape {list(shape)[:10]} has")
                 break
             if type(item) not in (int, float):
                 raise BadRequestError("'data' must be a list of numbers")
@@ -339,7 +348,7 @@ def _write_answers(
         else:
             tensor["data"] = _plain(answers, name)
         written.append(tensor)
-    text = json.dumps({**head, "outputs": written}).encode()
+    text = json.dumps({**head, "outputs": written}, allow_nan=False).encode()
     if not raw:
         return Response(text)
     return Response(

@@ -20,6 +20,11 @@ class Security:
     token: str | None = None
     insecure: bool = False
 
+    def __post_init__(self) -> None:
+        """A token must fit into a header."""
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise ConfigError("must be printable ASCII, not empty and without line breaks", key="--token")
+
     @property
     def mutual(self) -> bool:
         """Whether nodes show each other certificates."""
