@@ -62,8 +62,9 @@ class _NodeCollector(Collector):
     def _links(self) -> Iterator[Metric]:
         links = {name: link.counts for name, link in self._node.links.items()}
         for field, text in (
-            ("forwarded", "Samples sent to the parent."),
-            ("answered", "Samples that the parent answered."),
+            ("forwarded", "Samples sent to the parent, audits too."),
+            ("audited", "Audits sent to the parent."),
+            ("answered", "Samples that the parent answered, without audits."),
             ("bytes_sent", "Bytes sent to the parent."),
             ("bytes_received", "Bytes received from the parent."),
         ):
