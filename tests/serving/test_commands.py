@@ -12,7 +12,9 @@ import time
 import pytest
 from packaging.requirements import Requirement
 
+from exitflow.errors import ServingError
 from exitflow.serving.cluster import LocalCluster, running_tree
+from exitflow.serving.observe import _rates
 from tests.command import call
 from tests.serving.small import chain, make_bundle
 from tests.small import TINY
@@ -251,3 +253,11 @@ def test_a_node_needs_13_packages():
             ):
                 wanted.append(needed)
     assert len(found - {"exitflow"}) <= 13, found
+
+
+def test_a_node_that_was_started_anew_while_it_was_watched_is_told():
+    before = {"node": "device", "time": 100.0, "started": 1.0, "arrived": 500, "served": 400, "links": {}}
+    after = before | {"time": 110.0, "started": 105.0, "arrived": 20, "served": 20}
+    with pytest.raises(ServingError, match="node 'device' was started anew while it was watched"):
+        _rates(before, after)
+    assert _rates(before, after | {"started": 1.0, "arrived": 600})["arrived"] == 10.0

@@ -55,13 +55,15 @@ async def observe(addresses: Sequence[str], security: Security, *, window: float
 def _fresh(status: Mapping[str, Any]) -> dict[str, Any]:
     """What the same node said when it started."""
     links = {name: {"forwarded": 0} for name in status["links"]}
-    return {"time": status["started"], "arrived": 0, "served": 0, "links": links}
+    return {"time": status["started"], "started": status["started"], "arrived": 0, "served": 0, "links": links}
 
 
 def _rates(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
     seconds = after["time"] - before["time"]
     if seconds < LEAST_SECONDS:
         raise ServingError(f"node {after['node']!r} has been watched for {seconds:.1f} s only; wait, or give --window")
+    if after["started"] != before["started"]:
+        raise ServingError(f"node {after['node']!r} was started anew while it was watched; watch it again")
     forwarded = sum(link["forwarded"] - before["links"][name]["forwarded"] for name, link in after["links"].items())
     return {
         "arrived": (after["arrived"] - before["arrived"]) / seconds,
