@@ -270,5 +270,5 @@ def test_flwr_run_trains_the_same(machines):
         logs = [path.read_text() for path in (root / "federation/server/logs").glob("*.log")]
         assert time.monotonic() < give_up, "\n".join(logs)[-3000:]
         time.sleep(0.2)
-    expected, found = Run(root / "run").state(), Run(root / "flwr-run").state()
+    expected, found = expected_state(root), Run(root / "flwr-run").state()
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
