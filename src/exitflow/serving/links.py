@@ -1,8 +1,8 @@
 """To one parent: the channel, the circuit breaker, and what went over it.
 
-The breaker opens when the parent cannot be reached, or fails a few times in a row (`_WEIGHTS`). Then nothing is sent; in the
-background the parent is asked from time to time whether it is ready with our bundle, and when it is, requests flow
-again. So no request waits for a parent that is known to be down.
+The breaker opens when the parent cannot be reached, or fails a few times in a row (`_WEIGHTS`). Then nothing is sent;
+in the background the parent is asked from time to time whether it is ready with our bundle, and when it is, requests
+flow again. So no request waits for a parent that is known to be down.
 """
 
 from __future__ import annotations
