@@ -57,7 +57,14 @@ def export(
 
     loaded = Run(run)
     system, dataset = loaded.system, dataset_for(loaded, data_dir)
-    trained = Trained(system.name, loaded.model(dataset), dataset, system.topology, system.to_toml())
+    trained = Trained(
+        system.name,
+        loaded.model(dataset),
+        dataset,
+        system.topology,
+        system.to_toml(),
+        blends_answers=system.training.blends_answers,
+    )
     manifest = export_bundle(trained, out, precision=quantize or "fp32", confidence=confidence, replace=replace)
     if as_json:
         print_json({"bundle": out, "report": asdict(manifest.report), "codecs": [asdict(c) for c in manifest.codecs]})

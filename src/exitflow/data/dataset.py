@@ -89,6 +89,14 @@ class Dataset:
         """Of one input: (C, H, W) for images."""
         return tuple(self.train.inputs.shape[1:])
 
+    @property
+    def held_out(self) -> Split:
+        """What is calibrated on: validation data, or training data where there are none."""
+        found = self.validation if len(self.validation) > 1 else self.train
+        if not len(found):
+            raise DataError(f"data set {self.name!r}: needs validation data, on which answers are calibrated")
+        return found
+
 
 def split_off_validation(train: Split, count: int) -> tuple[Split, Split]:
     """(the rest, `count` samples): the same for every seed of a run, so that seeds compare on the same data."""

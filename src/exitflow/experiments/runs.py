@@ -11,6 +11,7 @@ import torch
 from exitflow.data.dataset import Dataset
 from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
+from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.costs import TrainingCosts
@@ -69,9 +70,13 @@ class Run:
         return with_weights(model, self.state(), source=str(self.path))
 
     def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
-        """The logits of all exits on the test set: one pass, from which any serving setting can be evaluated."""
+        """The answers of all exits on the test set: one pass, from which any serving setting can be evaluated."""
         dataset = dataset or dataset_of(self.system)
-        return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
+        model = self.model(dataset)
+        outputs = exit_outputs(model, dataset.test, dataset.preparation, device=device)
+        if not self.system.training.blends_answers:
+            return outputs
+        return blended(outputs, fit_blends(exit_outputs(model, dataset.held_out, dataset.preparation, device=device)))
 
 
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:

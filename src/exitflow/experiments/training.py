@@ -17,6 +17,7 @@ import numpy.typing as npt
 from exitflow.data.dataset import Dataset
 from exitflow.errors import DataError, RunError
 from exitflow.evaluation.accuracy import evaluate_plan
+from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.runs import Run, check_fit, with_weights
@@ -333,6 +334,8 @@ class Training:
         assembly = self._assembly
         model = with_weights(assembly.model, state, source=str(self._run_dir.path))
         outputs = exit_outputs(model, assembly.dataset.validation, assembly.dataset.preparation, device=self._device)
+        if self._spec.blends_answers:
+            outputs = blended(outputs, fit_blends(outputs))
         evaluation = evaluate_plan(outputs, assembly.system.topology, assembly.plan)
         return {
             "exit_accuracy": list(evaluation.exit_accuracy),

@@ -40,6 +40,7 @@ class TrainingSpec:
     distillation_temperature: float = 1.0  # at which their answers are compared
     distillation_start: float = 0.0  # the share of the rounds that pass before it begins ...
     distillation_ramp: float = 0.0  # ... or over which it grows to its full weight
+    answers: Literal["blended", "own"] | None = None  # of an exit: with those of the exits before it, or its own alone
     proximal_weight: float = 0.0  # mu of FedProx: how strongly a node is held to the model that it received
     server_step: Literal["coverage", "paper", "sample-mean", "node-mean"] = "coverage"
     server_learning_rate: float = 1.0  # eta_s
@@ -95,6 +96,11 @@ class TrainingSpec:
         drawn = bool(self.sampling) or self.help_probability > 0
         together = self.local_exits in ("all", "each-step")
         return together or (self.local_exits is None and self.weighting == "auto" and not drawn)
+
+    @property
+    def blends_answers(self) -> bool:
+        """Whether an exit answers together with those before it. Unless it is said, only those of `auto` do."""
+        return self.answers == "blended" or (self.answers is None and self.weighting == "auto")
 
     @property
     def averages_elements(self) -> bool:

@@ -1,7 +1,8 @@
 """What a node says to a request, and how it is written in the Open Inference Protocol.
 
 A request has an input tensor, `input`: raw samples. Between nodes it may be `features` instead: what the child has
-computed, coded as its parameters say. The answer has four outputs, a row for each sample.
+computed, coded as its parameters say, and with it, where answers are blended, `logits`: what it would have answered.
+The answer has four outputs, a row for each sample.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from exitflow.serving.messages import ModelInferResponse
 
-INPUT, FEATURES = "input", "features"
+INPUT, FEATURES, LOGITS = "input", "features", "logits"
 OUTPUTS = {"scores": "FP32", "exit": "INT32", "node": "BYTES", "confidence": "FP32"}
 
 

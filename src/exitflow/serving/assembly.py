@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from exitflow.errors import BundleError
 from exitflow.evaluation.accuracy import evaluate_plan
+from exitflow.evaluation.blending import Blend, blended, fit_blends
 from exitflow.evaluation.calibration import calibrate
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.serving.bundle import (
@@ -60,6 +61,7 @@ class Parts:
     test: LabelledInputs
     confidence: str = "entropy"
     precision: str = "fp32"
+    blends_answers: bool = False  # whether an exit answers together with those before it
     num_samples: int = 2000  # test samples that go into the bundle
 
 
@@ -71,10 +73,12 @@ def check_place(out: Path, *, replace: bool) -> None:
 
 
 def assemble(parts: Parts, out: Path, *, reference: ExitOutputs | None = None) -> Manifest:
-    """Write the bundle; the report compares with `reference`, on the same test data, or with itself."""
+    """Write the bundle; the report compares with what `reference` says to the same test data, or with itself."""
     engines = [Engine([data]) for data in parts.segments]
-    test, _ = _run(engines, parts.test)
-    validation, features = _run(engines, parts.validation)
+    own_validation, features = _run(engines, parts.validation)
+    own_test, _ = _run(engines, parts.test)
+    blends = fit_blends(own_validation) if parts.blends_answers else ()
+    validation, test = (blended(outputs, blends) for outputs in (own_validation, own_test))
     evaluation = evaluate_plan(test, parts.topology, confidence_kind=parts.confidence)
     count = parts.num_samples
     samples = Samples(parts.test.inputs[:count], ExitOutputs(test.logits[:, :count], test.labels[:count]))
@@ -88,12 +92,13 @@ def assemble(parts: Parts, out: Path, *, reference: ExitOutputs | None = None) -
         input_shape=tuple(parts.test.inputs.shape[1:]),
         num_classes=test.logits.shape[2],
         segments=_entries(parts, features),
+        blends=blends,
         nodes=dict(calibrate(validation, parts.topology, confidence_kind=parts.confidence)),
         node_accuracy={
             name: served.accuracy for name, served in evaluation.nodes.items() if served.accuracy is not None
         },
-        report=_report(parts, reference or test, test),
-        codecs=_codec_costs(engines, features, validation),
+        report=_report(parts, blended(reference, blends) if reference else test, test),
+        codecs=_codec_costs(engines, features, validation, blends),
         files={name: sha256(data) for name, data in files.items()},
     )
     _write(out, manifest, files)
@@ -137,25 +142,31 @@ def _report(parts: Parts, before: ExitOutputs, after: ExitOutputs) -> ExportRepo
     )
 
 
-def _codec_costs(engines: Sequence[Engine], features: list[Array], outputs: ExitOutputs) -> tuple[CodecCost, ...]:
+def _codec_costs(
+    engines: Sequence[Engine], features: list[Array], outputs: ExitOutputs, blends: Sequence[Blend]
+) -> tuple[CodecCost, ...]:
     labels = outputs.labels[:MAX_MEASURED]
+    more = 4 * outputs.logits.shape[2] if blends else 0  # bytes: the logits go with the features
     costs = []
     for exit, sent in enumerate(features, start=1):
         sent = sent[:MAX_MEASURED]
         exact = outputs.logits[exit].argmax(axis=1)[:MAX_MEASURED]
         for codec in CODECS:
-            answers = _answers(engines[exit], decode(encode(sent, codec), sent.shape, codec))
+            logits = _logits(engines[exit], decode(encode(sent, codec), sent.shape, codec))
+            if blends:
+                logits = blends[exit].answer(outputs.logits[exit - 1][:MAX_MEASURED], logits)
+            answers = logits.argmax(axis=1)
             changed = float((answers != exact).mean())
             change = float((answers == labels).mean() - (exact == labels).mean())
             for compress in (False, True):
                 size = sum(len(encode(row[None], codec, compress=compress)) for row in sent) / len(sent)
-                costs.append(CodecCost(exit, codec, compress, size, changed, change))
+                costs.append(CodecCost(exit, codec, compress, size + more, changed, change))
     return tuple(costs)
 
 
-def _answers(engine: Engine, carry: Array) -> Array:
-    batches = (engine.run({0: carry[start : start + BATCH_SIZE]})[1] for start in range(0, len(carry), BATCH_SIZE))
-    return np.concatenate([logits.argmax(axis=1) for logits in batches])
+def _logits(engine: Engine, carry: Array) -> Array:
+    starts = range(0, len(carry), BATCH_SIZE)
+    return np.concatenate([engine.run({0: carry[start : start + BATCH_SIZE]})[1] for start in starts])
 
 
 def _write(out: Path, manifest: Manifest, files: dict[str, bytes]) -> None:

@@ -24,13 +24,14 @@ import numpy.typing as npt
 
 from exitflow.config import decode, decode_list, encode
 from exitflow.errors import BundleError, ConfigError, suggestion
+from exitflow.evaluation.blending import Blend
 from exitflow.evaluation.calibration import NodeCalibration
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.files import write_atomically
 from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import ServingPlan, serving_plan
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 SYSTEM = "system.toml"
 SAMPLES = "samples.npz"
@@ -86,6 +87,7 @@ class Manifest:
     input_shape: tuple[int, ...]  # of one sample
     num_classes: int
     segments: tuple[SegmentEntry, ...]
+    blends: tuple[Blend, ...]  # how each exit makes its answer; () where each answers by itself
     nodes: dict[str, NodeCalibration]
     node_accuracy: dict[str, float]  # predicted, on what the node serves
     report: ExportReport

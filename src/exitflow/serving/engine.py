@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from exitflow.errors import BundleError
+from exitflow.evaluation.blending import Blend
 
 Array = npt.NDArray[Any]
 
@@ -20,7 +22,8 @@ Array = npt.NDArray[Any]
 class Engine:
     """Runs segments 1..exit; samples may enter behind any of them."""
 
-    def __init__(self, segments: Sequence[bytes], *, threads: int = 1) -> None:
+    def __init__(self, segments: Sequence[bytes], *, blends: Sequence[Blend] = (), threads: int = 1) -> None:
+        """`blends`: how each exit makes its answer; () where each answers by itself."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -32,6 +35,7 @@ class Engine:
             ]
         except Exception as error:  # ONNX Runtime raises types of its own, all bare
             raise BundleError(f"a segment of the bundle is no ONNX model that can be run: {error}") from None
+        self._blends = blends
         self._outputs = [[output.name for output in session.get_outputs()] for session in self._sessions]
 
     @property
@@ -39,18 +43,24 @@ class Engine:
         """Where the features come out."""
         return len(self._sessions)
 
-    def run(self, parts: Mapping[int, Array]) -> tuple[Array | None, npt.NDArray[np.float32]]:
+    def run(
+        self, parts: Mapping[int, Array], before: Mapping[int, Array] = MappingProxyType({})
+    ) -> tuple[Array | None, npt.NDArray[np.float32]]:
         """(features, logits) at the last exit, from carries by the exit behind which they stand (0: inputs).
 
+        Where answers are blended, `before` holds those of the exits behind which the carries stand.
         The rows come out in the order of `parts` by falling exit; the deepest exit of a network gives no features.
         """
         carry: Array | None = None
         logits: Any = None
         for start, session in enumerate(self._sessions):
             if start in parts:
-                carry = parts[start] if carry is None else np.concatenate((parts[start], carry))
+                carry = _above(parts[start], carry)
+                if start and self._blends:
+                    logits = _above(before[start], logits)
             if carry is not None:
-                *features, logits = session.run(self._outputs[start], {"carry": carry})
+                *features, own = session.run(self._outputs[start], {"carry": carry})
+                logits = self._blends[start].answer(logits, own) if start and self._blends else own
                 carry = features[0] if features else None
         return carry, logits
 
@@ -62,6 +72,10 @@ class Engine:
             self.run({0: inputs})
             best = min(best, time.perf_counter() - started)
         return best
+
+
+def _above(new: Array, rows: Array | None) -> Array:
+    return new if rows is None else np.concatenate((new, rows))
 
 
 def give_back_memory() -> None:

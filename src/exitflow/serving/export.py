@@ -32,6 +32,7 @@ class Trained:
     dataset: Dataset
     topology: Topology
     system_toml: str  # node by node
+    blends_answers: bool = False  # whether an exit answers together with those before it
 
 
 def export_bundle(
@@ -47,8 +48,7 @@ def export_bundle(
     check_place(out, replace=replace)
     dataset, model = trained.dataset, trained.model
     reference = exit_outputs(model, dataset.test, dataset.preparation)
-    held_out = dataset.validation if len(dataset.validation) > 1 else dataset.train
-    examples = _raw(held_out.inputs)
+    examples = _raw(dataset.held_out.inputs)
     segments = export_segments(model, examples, dataset.preparation)
     if precision == "int8":
         segments = quantise_segments(segments, examples[:MAX_CALIBRATION].numpy())
@@ -59,10 +59,11 @@ def export_bundle(
         system_toml=trained.system_toml,
         segments=[segment.SerializeToString() for segment in segments],
         multiply_adds=[max(after - before, 0) for before, after in pairwise(totals)],
-        validation=_labelled(held_out),
+        validation=_labelled(dataset.held_out),
         test=_labelled(dataset.test),
         confidence=confidence,
         precision=precision,
+        blends_answers=trained.blends_answers,
     )
     return assemble(parts, out, reference=reference)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from exitflow.serving.answers import FEATURES, INPUT, Answers, BadAnswerError
+from exitflow.serving.answers import FEATURES, INPUT, LOGITS, Answers, BadAnswerError
 from exitflow.serving.codecs import encode
 from exitflow.serving.counts import NodeCounts
 from exitflow.serving.jobs import Computed, Job, Question
@@ -148,13 +148,18 @@ class Forwarder:
             request.raw_input_contents.append(inputs.tobytes())
             return request
         assert computed.features is not None
-        features = computed.features[[question.batch_row for question in asked]]
+        rows = [question.batch_row for question in asked]
+        features = computed.features[rows]
         request.inputs.add(name=FEATURES, datatype="FP32", shape=features.shape)
         request.parameters["exit"].int64_param = loaded.engine.exit
         spec = self._specs[parent]
         request.parameters["codec"].string_param = spec.codec
         request.parameters["compress"].bool_param = spec.compress
         request.raw_input_contents.append(encode(features, spec.codec, compress=spec.compress))
+        if manifest.blends:
+            logits = computed.logits[rows]
+            request.inputs.add(name=LOGITS, datatype="FP32", shape=logits.shape)
+            request.raw_input_contents.append(logits.astype("<f4", copy=False).tobytes())
         return request
 
     def _settle(self, asked: Sequence[Question], answers: Answers | None, reason: str) -> None:

@@ -86,6 +86,7 @@ class InferenceService:
                 wanted.loaded,
                 wanted.carry,
                 start=wanted.start,
+                before=wanted.before,
                 deadline=monotonic() + timeout,
                 child=wanted.child,
             )

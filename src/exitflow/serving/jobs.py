@@ -37,6 +37,7 @@ class Job:
     child: str | None  # who forwarded it; None: a client
     arrived: float
     future: asyncio.Future[Answers]
+    before: Array | None = None  # (N, C) logits of the exit behind which the carry stands, where answers are blended
     answers: Answers | None = None
     pending: int = 0  # samples that a parent is asked about
 
@@ -61,6 +62,7 @@ class Computed:
 
     jobs: Sequence[Job]
     features: Array | None
+    logits: npt.NDArray[np.float32]
     scores: npt.NDArray[np.float32]
     confidences: npt.NDArray[np.float64]
     seconds: float

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -108,9 +108,19 @@ class Node:
         raise UnknownVersionError(f"node {self.name!r} serves bundle {self.current.bundle.version}, not {wanted[:12]}")
 
     async def infer(
-        self, loaded: Loaded, carry: Array, *, start: int = 0, deadline: float = NEVER, child: str | None = None
+        self,
+        loaded: Loaded,
+        carry: Array,
+        *,
+        start: int = 0,
+        before: Array | None = None,
+        deadline: float = NEVER,
+        child: str | None = None,
     ) -> Answers:
-        """The answers to (N, ...) samples; raises OverloadedError or ExpiredError."""
+        """The answers to (N, ...) samples that stand behind exit `start`, which said `before`, (N, C) logits.
+
+        Raises OverloadedError or ExpiredError.
+        """
         now = monotonic()
         size = len(carry)
         if child is None:
@@ -123,7 +133,7 @@ class Node:
         if self.in_flight + size > IN_FLIGHT * self.spec.queue_size and self.in_flight:
             self.counts.rejected += 1
             raise OverloadedError
-        job = Job(loaded, carry, start, deadline, child, now, self._loop.create_future())
+        job = Job(loaded, carry, start, deadline, child, now, self._loop.create_future(), before)
         try:
             self._batcher.submit(job)
         except OverloadedError:
@@ -159,17 +169,16 @@ class Node:
         loaded = jobs[0].key
         started = time.perf_counter()
         if len(jobs) == 1:
-            ordered, parts = jobs, {jobs[0].start: jobs[0].carry}
+            (job,) = ordered = jobs
+            parts, before = {job.start: job.carry}, {} if job.before is None else {job.start: job.before}
         else:
             ordered = sorted(jobs, key=lambda job: -job.start)
-            groups: dict[int, list[Array]] = defaultdict(list)
-            for job in ordered:
-                groups[job.start].append(job.carry)
-            parts = {start: np.concatenate(carries) for start, carries in groups.items()}
-        features, logits = loaded.engine.run(parts)
+            parts = _by_start(ordered, lambda job: job.carry)
+            before = _by_start(ordered, lambda job: job.before)
+        features, logits = loaded.engine.run(parts, before)
         with np.errstate(invalid="ignore"):  # what is no number is refused in `_deliver`
             scores, sure = _softmax(logits), confidence(logits, loaded.bundle.manifest.confidence)
-        return Computed(ordered, features, scores, sure, time.perf_counter() - started)
+        return Computed(ordered, features, logits, scores, sure, time.perf_counter() - started)
 
     def _deliver(self, jobs: Sequence[Job], computed: Computed | Exception) -> None:
         if isinstance(computed, Exception):
@@ -249,8 +258,8 @@ class Node:
 
     def _load(self, bundle: Bundle) -> Loaded:
         entry = bundle.node(self.name)
-        engine = Engine(bundle.segments[: entry.exit], threads=self.spec.threads)
         manifest = bundle.manifest
+        engine = Engine(bundle.segments[: entry.exit], blends=manifest.blends, threads=self.spec.threads)
         example = np.zeros((1, *manifest.input_shape), dtype=DATATYPES[manifest.input_datatype])
         seconds = engine.seconds_per_batch(example)
         payloads = {}
@@ -316,7 +325,23 @@ def _refuse_overflown(computed: Computed, fine: npt.NDArray[np.bool_]) -> Comput
         elif not job.future.done():
             job.future.set_exception(BadRequestError("the input holds numbers too large for the network"))
     features = None if computed.features is None else computed.features[rows]
-    return Computed(jobs, features, computed.scores[rows], computed.confidences[rows], computed.seconds)
+    return Computed(
+        jobs,
+        features,
+        computed.logits[rows],
+        computed.scores[rows],
+        computed.confidences[rows],
+        computed.seconds,
+    )
+
+
+def _by_start(jobs: Sequence[Job], values: Callable[[Job], Array | None]) -> dict[int, Array]:
+    """Some arrays of all jobs that stand behind the same exit, put together."""
+    groups: dict[int, list[Array]] = defaultdict(list)
+    for job in jobs:
+        if (array := values(job)) is not None:
+            groups[job.start].append(array)
+    return {start: np.concatenate(arrays) for start, arrays in groups.items()}
 
 
 def _softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

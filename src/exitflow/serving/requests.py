@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from exitflow.errors import suggestion
 from exitflow.serving import codecs
-from exitflow.serving.answers import FEATURES, INPUT, OUTPUTS, BadRequestError
+from exitflow.serving.answers import FEATURES, INPUT, LOGITS, OUTPUTS, BadRequestError
 from exitflow.serving.bundle import DATATYPES
 from exitflow.serving.jobs import Loaded
 from exitflow.serving.node import Node
@@ -44,6 +44,7 @@ class Wanted:
     loaded: Loaded
     carry: npt.NDArray[Any]
     start: int
+    before: npt.NDArray[Any] | None  # logits of exit `start`, where answers are blended
     child: str | None
     outputs: Sequence[str]  # (): all
     timeout: float  # seconds; infinite where none was given
@@ -60,21 +61,21 @@ def check_model(node: Node, name: str, version: str) -> Loaded:
 def understand_message(node: Node, request: Any, *, may_forward: bool) -> Wanted:
     """From a ModelInferRequest."""
     parameters = {name: _parameter(value) for name, value in request.parameters.items()} if request.parameters else {}
-    if len(request.inputs) != 1:
+    count = 1 + (FROM in parameters and len(request.inputs) == 2)  # a node may send logits with its features
+    if len(request.inputs) != count:
         raise BadRequestError(f"a request has one input tensor, named {INPUT!r}; got {len(request.inputs)}")
-    tensor = request.inputs[0]
     raw = request.raw_input_contents
-    if raw:
-        if len(raw) != 1:
-            raise BadRequestError(f"one input tensor needs one raw content, got {len(raw)}")
-        data: Any = raw[0]
-    else:
-        data = getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "fp32_contents"))
+    if raw and len(raw) != count:
+        raise BadRequestError(f"every input tensor needs one raw content, got {len(raw)} for {count}")
+    tensors = [
+        Tensor(tensor.name, tensor.datatype, tensor.shape, raw[index] if raw else _numbers(tensor))
+        for index, tensor in enumerate(request.inputs)
+    ]
     outputs = [output.name for output in request.outputs] if request.outputs else ()
     return understand(
         node,
         (request.model_name, request.model_version),
-        Tensor(tensor.name, tensor.datatype, tensor.shape, data),
+        tensors,
         outputs,
         parameters,
         may_forward=may_forward,
@@ -84,13 +85,14 @@ def understand_message(node: Node, request: Any, *, may_forward: bool) -> Wanted
 def understand(
     node: Node,
     model: tuple[str, str],
-    tensor: Tensor,
+    tensors: Sequence[Tensor],
     outputs: Sequence[str],
     parameters: Mapping[str, Any],
     *,
     may_forward: bool,
 ) -> Wanted:
     """Check everything; `may_forward` says whether the caller may be a node."""
+    tensor, *others = tensors
     child = parameters.get(FROM)
     if child is not None:
         if not may_forward:
@@ -105,11 +107,15 @@ def understand(
             raise BadRequestError(f"there is no output {output[:100]!r}{suggestion(output[:100], OUTPUTS)}")
     if len(outputs) > MAX_OUTPUTS:
         raise BadRequestError(f"a request names at most {MAX_OUTPUTS} outputs, got {len(outputs)}")
+    before = None
     if tensor.name == FEATURES:
         carry, start = _features(node, loaded, tensor, parameters)
+        before = _logits(loaded, others, len(carry))
+    elif others:
+        raise BadRequestError(f"beside {INPUT!r} there is no other input tensor, got {others[0].name[:100]!r}")
     else:
         carry, start = _input(loaded, tensor), 0
-    return Wanted(loaded, carry, start, child, outputs, _timeout(parameters))
+    return Wanted(loaded, carry, start, before, child, outputs, _timeout(parameters))
 
 
 def _timeout(parameters: Mapping[str, Any]) -> float:
@@ -173,6 +179,18 @@ def _features(
     return _finite(carry, FEATURES), exit
 
 
+def _logits(loaded: Loaded, tensors: Sequence[Tensor], count: int) -> npt.NDArray[Any] | None:
+    """What the child would have answered; a bundle whose answers are not blended has no use for it."""
+    manifest = loaded.bundle.manifest
+    if not manifest.blends:
+        return None
+    shape = (count, manifest.num_classes)
+    sound = [each.name == LOGITS and isinstance(each.data, bytes) and tuple(each.shape) == shape for each in tensors]
+    if sound != [True] or len(tensors[0].data) != 4 * math.prod(shape):
+        raise BadRequestError(f"{FEATURES!r} come with {LOGITS!r}: raw FP32 of shape {list(shape)}")
+    return _finite(np.frombuffer(tensors[0].data, dtype="<f4").reshape(shape), LOGITS)
+
+
 def _shape(tensor: Tensor, sample_shape: tuple[int, ...]) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if shape[1:] != sample_shape or not shape or shape[0] < 1:
@@ -187,6 +205,10 @@ def _finite(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise BadRequestError(f"{name!r} holds NaN or infinity")
     return values
+
+
+def _numbers(tensor: Any) -> Any:
+    return getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "fp32_contents"))
 
 
 def _parameter(value: Any) -> Any:

@@ -174,7 +174,7 @@ class RestApp:
         wanted = understand(
             self._node,
             (request.names[0], _version(request)),
-            tensor,
+            [tensor],
             [output["name"] for output in outputs],
             parameters,
             may_forward=False,
