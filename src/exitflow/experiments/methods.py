@@ -81,7 +81,7 @@ def _changed(system: System, parts: Mapping[str, Any] | None = None, **training:
 
 
 def _exitflow(system: System) -> System:
-    return _changed(system, weighting="auto", local_exits="all", server_step="coverage")
+    return _changed(system, weighting="auto", local_exits="all", server_step="coverage", answers="blended")
 
 
 def _algorithm_1(system: System) -> System:

@@ -54,6 +54,7 @@ SCALES = tuple(_SCALES)
 
 _OUR_HEADS = 'model.heads=["grid","grid","gap"]'
 _OUR_STEP = "training.server_step=coverage"
+_BLENDED = "training.answers=blended"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Row:
         return self.weighting in IGNORE_SERVING_RATES
 
 
+_AUTO = Row("auto", "auto", (_OUR_HEADS, _OUR_STEP, _BLENDED))
 _PAPER_ROWS = tuple(Row(name, name) for name in ("equal-weight", "flops-prop", "serving-rate", "balanced-adj"))
 
 
@@ -201,7 +203,8 @@ TABLES: dict[str, Table] = {
             "ours",
             "Beyond the paper: auto, and the paper's weightings with our heads and server step",
             (
-                Row("auto", "auto", (_OUR_HEADS, _OUR_STEP)),
+                _AUTO,
+                Row("auto + own answers", "auto", (_OUR_HEADS, _OUR_STEP, "training.answers=own")),
                 *_with("grid + coverage", _OUR_HEADS, _OUR_STEP),
             ),
         ),
@@ -220,8 +223,9 @@ TABLES: dict[str, Table] = {
             "peers",
             "Beyond the paper: the neighbouring methods",
             (
-                Row("auto", "auto", (_OUR_HEADS, _OUR_STEP)),
+                _AUTO,
                 Row("serving-rate", "serving-rate"),
+                Row("depthfl + blended", overrides=(_OUR_HEADS, _BLENDED), method="depthfl"),
                 *(Row(name, overrides=(_OUR_HEADS,), method=name) for name in METHODS if name not in _IN_OTHER_ROWS),
             ),
             shows_costs=True,
