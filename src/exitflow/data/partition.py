@@ -75,7 +75,7 @@ def _dirichlet_partition(
         taken = _draw_labels(mix, [len(pool) for pool in pools], counts[name], rng)
         parts = [pool[:count] for pool, count in zip(pools, taken, strict=True)]
         pools = [pool[count:] for pool, count in zip(pools, taken, strict=True)]
-        held[name] = rng.permutation(np.concatenate(parts))
+        held[name] = rng.permutation(np.concatenate((np.empty(0, dtype=np.int64), *parts)))  # there may be no labels
     return {name: held[name] for name in counts}
 
 
