@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from exitflow.errors import ConfigError, RunError, TrainingError
+from exitflow.evaluation.blending import blended, fit_blends
+from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.runs import Run, evaluate
 from exitflow.experiments.training import resume, train
 from exitflow.federated.run_dir import RunDir
@@ -377,6 +379,26 @@ def test_evaluation_at_another_setting_and_confidence(tmp_path):
     assert [served.rate for served in other.exits] == pytest.approx([5.0, 15.0, 80.0])
     assert other.confidence == "margin"
     assert other.exit_accuracy == planned.exit_accuracy
+
+
+@pytest.mark.parametrize(
+    ("overrides", "together"),
+    [
+        (["training.weighting=auto"], True),
+        (["training.weighting=serving-rate"], False),
+        (["training.weighting=auto", "training.answers=own"], False),
+        (["training.weighting=serving-rate", "training.answers=blended"], True),
+    ],
+)
+def test_exits_answer_together_under_auto_or_when_told_to(tmp_path, overrides, together):
+    run = train(tiny_system(*overrides), tmp_path / "run", dataset=DATA)
+    model = run.model(DATA)
+    on_test, on_validation = (exit_outputs(model, part, DATA.preparation) for part in (DATA.test, DATA.validation))
+    expected = blended(on_test, fit_blends(on_validation)) if together else on_test
+    assert np.array_equal(run.outputs(DATA).logits, expected.logits)
+    assert together != np.array_equal(run.outputs(DATA).logits, on_test.logits)
+    on_validation = blended(on_validation, fit_blends(on_validation)) if together else on_validation
+    assert run.records[-1]["validation"]["exit_accuracy"] == on_validation.exit_accuracy.tolist()
 
 
 def test_training_learns_digits(tmp_path):

@@ -8,7 +8,7 @@ from tests.serving.small import make_bundle
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory):
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "small")
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "small", blends_answers=True)
 
 
 @pytest.fixture(scope="session")

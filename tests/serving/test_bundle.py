@@ -19,9 +19,10 @@ def copy(bundle, tmp_path):
 
 
 def test_the_same_parts_give_the_same_hash(bundle, tmp_path):
-    again = make_bundle(tmp_path / "again")
+    again = make_bundle(tmp_path / "again", blends_answers=True)
     assert again.hash == bundle.hash
-    assert make_bundle(tmp_path / "other", seed=1).hash != bundle.hash
+    for changes in ({"seed": 1}, {"blends_answers": False}):
+        assert make_bundle(tmp_path / str(changes), **({"blends_answers": True} | changes)).hash != bundle.hash
 
 
 def test_a_node_reads_only_the_segments_that_it_runs(bundle):
@@ -53,7 +54,7 @@ def test_a_missing_file_is_named(copy):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"format": 2}, "is a bundle of format 2, this exitflow reads 1"),
+        ({"format": 3}, "is a bundle of format 3, this exitflow reads 2"),
         ({"num_classes": "ten"}, "num_classes: expected a whole number, got 'ten'"),
         ({"surprise": 1}, "surprise: unknown key"),
     ],

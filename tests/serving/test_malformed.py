@@ -10,7 +10,7 @@ import pytest
 
 from exitflow.serving.messages import SERVICE, ModelInferRequest
 from tests.serving.inprocess import http, running
-from tests.serving.small import FEATURES, INPUT_SHAPE, make_bundle
+from tests.serving.small import FEATURES, INPUT_SHAPE, NUM_CLASSES, make_bundle
 from tests.serving.test_node import message
 
 
@@ -106,7 +106,7 @@ SENTENCES = {
     too_many_samples: "a request has at most 1024 samples, got 2000",
     truncated: "'input' of shape [1, 1, 4, 4] takes 16 bytes, got 15",
     too_long: "'input' of shape [1, 1, 4, 4] takes 16 bytes, got 17",
-    two_contents: "one input tensor needs one raw content, got 2",
+    two_contents: "every input tensor needs one raw content, got 2 for 1",
     no_contents: "'input' needs 16 numbers for its shape, got 0",
     too_large_numbers: "must be whole numbers from 0 to 255",
     unknown_output: "there is no output 'logits'",
@@ -177,7 +177,8 @@ def test_floats_must_be_finite(tmp_path, value):
 def forwarded(bundle, **parameters):
     request = ModelInferRequest(model_name="small", model_version=bundle.hash)
     request.inputs.add(name="features", datatype="FP32", shape=[1, FEATURES])
-    request.raw_input_contents.append(np.ones(FEATURES, dtype="<f4").tobytes())
+    request.inputs.add(name="logits", datatype="FP32", shape=[1, NUM_CLASSES])
+    request.raw_input_contents.extend(np.ones(size, dtype="<f4").tobytes() for size in (FEATURES, NUM_CLASSES))
     request.parameters["exitflow_from"].string_param = "device-0"
     for name, value in ({"exit": 1} | parameters).items():
         kind = {int: "int64_param", str: "string_param", bool: "bool_param"}[type(value)]
@@ -201,6 +202,67 @@ def test_forwarded_features_are_checked_like_everything_else(bundle, tree, param
         assert await call(tree.places["edge-0"].grpc, forwarded(bundle))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(tree.places["edge-0"].grpc, forwarded(bundle, **parameters))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert sentence in caught.value.details()
+
+    asyncio.run(scenario())
+
+
+def no_logits(request):
+    del request.inputs[1], request.raw_input_contents[1]
+
+
+def logits_of_two(request):
+    request.inputs[1].shape[:] = [2, NUM_CLASSES]
+
+
+def short_logits(request):
+    request.raw_input_contents[1] = request.raw_input_contents[1][:-1]
+
+
+def something_else(request):
+    request.inputs[1].name = "features"
+
+
+def no_number(request):
+    request.raw_input_contents[1] = np.full(NUM_CLASSES, np.nan, dtype="<f4").tobytes()
+
+
+def one_content(request):
+    del request.raw_input_contents[1]
+
+
+def three_tensors(request):
+    request.inputs.add().CopyFrom(request.inputs[1])
+
+
+def beside_an_input(request):
+    request.inputs[0].name = "input"
+
+
+LOGITS = "'features' come with 'logits': raw FP32 of shape [1, 4]"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (no_logits, LOGITS),
+        (logits_of_two, LOGITS),
+        (short_logits, LOGITS),
+        (something_else, LOGITS),
+        (no_number, "'logits' holds NaN or infinity"),
+        (one_content, "every input tensor needs one raw content, got 1 for 2"),
+        (three_tensors, "a request has one input tensor, named 'input'; got 3"),
+        (beside_an_input, "beside 'input' there is no other input tensor, got 'logits'"),
+    ],
+)
+def test_the_logits_that_come_with_features_are_checked_too(bundle, tree, break_it, sentence):
+    async def scenario():
+        request = forwarded(bundle)
+        assert await call(tree.places["edge-0"].grpc, request)
+        break_it(request)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(tree.places["edge-0"].grpc, request)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert sentence in caught.value.details()
 

@@ -37,6 +37,12 @@ def eager(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Exits answer together with those before them."""
+    return make_bundle(tmp_path_factory.mktemp("together") / "b", ALL_UP, blends_answers=True)
+
+
+@pytest.fixture(scope="module")
 def two_parents(tmp_path_factory):
     nodes = (Place("device", 1, 10.0, (Link("left"), Link("right"))), Place("left", 2), Place("right", 2))
     return make_bundle(tmp_path_factory.mktemp("two") / "b", Topology(nodes))
@@ -273,7 +279,7 @@ def test_a_confidence_that_is_no_number_is_refused_and_not_remembered(eager):
         ):
             logits = np.full((1, NUM_CLASSES), -np.inf, dtype=np.float32)
             logits[0, 0] = 0.0  # scores 1, 0, ..., but an entropy of NaN
-            node.current.engine.run = lambda _: (None, logits)
+            node.current.engine.run = lambda *_: (None, logits)
             with pytest.raises(BadRequestError, match="too large"):
                 await ask(node, eager)
             assert not np.isnan(node.control._recent._ring).any()
@@ -451,31 +457,58 @@ def test_the_input_can_go_all_the_way_up(eager):
     asyncio.run(scenario())
 
 
-def test_inputs_and_features_of_all_depths_are_computed_together(eager):
-    samples = eager.samples()
+@pytest.mark.parametrize("kind", ["eager", "together"])
+def test_inputs_and_features_of_all_depths_are_computed_together(kind, request):
+    bundle = request.getfixturevalue(kind)
+    samples = bundle.samples()
 
     async def scenario():
-        async with running(eager, "cloud") as (node, _):
+        async with running(bundle, "cloud") as (node, _):
             features, _ = node.current.engine.run({0: samples.inputs[:1]})
             assert features is None  # the deepest gives none
-            first = make_features(eager, 1, samples.inputs[4:6])
-            second = make_features(eager, 2, samples.inputs[6:9])
             found = await asyncio.gather(
                 node.infer(node.current, samples.inputs[:4]),
-                node.infer(node.current, first, start=1, child="device"),
-                node.infer(node.current, second, start=2, child="edge"),
+                node.infer(node.current, **behind(bundle, 1, samples.inputs[4:6]), child="device"),
+                node.infer(node.current, **behind(bundle, 2, samples.inputs[6:9]), child="edge"),
             )
-            answers = np.concatenate([answers.scores for answers in found]).argmax(axis=1)
-            assert answers.tolist() == samples.outputs.logits[2][:9].argmax(axis=1).tolist()
+            scores = np.concatenate([answers.scores for answers in found])
+            assert np.allclose(scores, softmax(samples.outputs.logits[2][:9]), atol=1e-5)
 
     asyncio.run(scenario())
 
 
-def make_features(bundle, exit, inputs):
+def behind(bundle, exit, inputs):
+    """What a node of that exit sends to its parent."""
     from exitflow.serving.engine import Engine
 
-    features, _ = Engine(bundle.segments[:exit]).run({0: inputs})
-    return features
+    features, logits = Engine(bundle.segments[:exit], blends=bundle.manifest.blends).run({0: inputs})
+    return {"carry": features, "start": exit, "before": logits if bundle.manifest.blends else None}
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("forward", ["feature", "input"])
+def test_exits_answer_together_whatever_is_forwarded(together, forward):
+    spec = replace(EAGER, forward=forward)
+    samples = together.samples()
+    own = samples.outputs.logits[2] - together.manifest.blends[2].before * samples.outputs.logits[1]
+
+    async def scenario():
+        async with (
+            running(together, "cloud") as (_, cloud),
+            running(together, "edge", {"cloud": cloud}, spec=spec) as (edge, middle),
+            running(together, "device", {"edge": middle}, spec=spec) as (device, _),
+        ):
+            answers = await ask(device, together, 64)
+            assert answers.nodes == ["cloud"] * 64
+            assert np.allclose(answers.scores, softmax(samples.outputs.logits[2][:64]), atol=1e-5)
+            assert not np.allclose(answers.scores, softmax(own[:64]), atol=1e-2)
+            assert device.counts.fallbacks == edge.counts.fallbacks == {}
+
+    asyncio.run(scenario())
 
 
 def test_the_deadline_is_passed_on_and_the_local_answer_comes_before_it(eager):

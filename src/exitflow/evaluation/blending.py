@@ -63,6 +63,8 @@ def blended(outputs: ExitOutputs, blends: Sequence[Blend]) -> ExitOutputs:
 def _fit(before: npt.NDArray[np.float32], own: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> Blend:
     """Newton's method with halved steps, from the plain mean."""
     parts = np.stack((before, own)).astype(np.float64)  # (2, N, C)
+    if not np.isfinite(parts).all():  # a network that has diverged
+        return OWN
     parts -= parts.mean(axis=2, keepdims=True)
     mean = np.array([0.5, 0.5])
     weights = mean
