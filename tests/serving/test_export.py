@@ -23,7 +23,7 @@ def call(*args, code=0):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "run"
-    options = [part for override in TINY for part in ("--set", override)]
+    options = [part for override in (*TINY, "training.weighting=auto") for part in ("--set", override)]
     call("train", "paper-7:80-15-5", "--out", path, "--backend", "serial", *options)
     return path
 
@@ -41,8 +41,9 @@ def test_answers_are_pytorchs_from_raw_inputs_at_every_exit(run, exported):
     samples = bundle.samples()
     assert samples.inputs.dtype == np.uint8
     for exit in (1, 2, 3):
-        _, logits = Engine(bundle.segments[:exit]).run({0: samples.inputs})
+        _, logits = Engine(bundle.segments[:exit], blends=bundle.manifest.blends).run({0: samples.inputs})
         assert np.allclose(logits, reference.logits[exit - 1][: len(logits)], atol=1e-4)
+        assert np.allclose(logits, samples.outputs.logits[exit - 1], atol=1e-4)
     assert found["report"]["changed"] == [0.0, 0.0, 0.0]
     assert found["report"]["largest_difference"] < 1e-5
     assert found["report"]["accuracy"] == found["report"]["torch_accuracy"]
