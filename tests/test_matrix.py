@@ -16,6 +16,8 @@ import tomli_w
 import torch
 
 from exitflow.config import encode
+from exitflow.evaluation.blending import blended, fit_blends
+from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.experiments.methods import METHODS, apply_method
 from exitflow.experiments.runs import evaluate
 from exitflow.experiments.training import resume, train
@@ -109,10 +111,17 @@ def test_every_family_is_evaluated_as_it_is_served(uninterrupted, family):
         assert all(record["multiply_adds"] > 0 for record in run.records)
         logits = run.outputs(DATA).logits
         assert np.isfinite(logits).all()
-        exits = [
-            run.model(DATA).submodel(exit).eval()(DATA.preparation(DATA.test.inputs))[0].detach() for exit in (1, 2, 3)
-        ]
-        np.testing.assert_allclose(logits, torch.stack(exits).numpy(), rtol=1e-3, atol=1e-3)
+        own = outputs_by_submodels(run, DATA.test)
+        if run.system.training.blends_answers:
+            own = blended(own, fit_blends(outputs_by_submodels(run, DATA.validation)))
+        np.testing.assert_allclose(logits, own.logits, rtol=1e-3, atol=1e-3)
+
+
+def outputs_by_submodels(run, split):
+    """Each exit computed by itself, from the input on."""
+    networks = [run.model(DATA).submodel(exit).eval() for exit in (1, 2, 3)]
+    logits = [network(DATA.preparation(split.inputs))[0].detach() for network in networks]
+    return ExitOutputs(torch.stack(logits).numpy(), split.labels.numpy())
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -132,14 +141,15 @@ def exported(uninterrupted, tmp_path_factory):
     def bundle_of(family, weighting):
         run, topology, out = uninterrupted(family, weighting), chain(), folder / f"{family}-{weighting}"
         system = tomli_w.dumps({"nodes": [encode(node) for node in topology.nodes]})
-        export_bundle(Trained(run.system.name, run.model(DATA), DATA, topology, system), out)
+        together = run.system.training.blends_answers
+        export_bundle(Trained(run.system.name, run.model(DATA), DATA, topology, system, together), out)
         return load_bundle(out)
 
     return bundle_of
 
 
 TRAINED = [
-    pytest.param(family, weighting, marks=[] if weighting == "serving-rate" else [pytest.mark.slow])
+    pytest.param(family, weighting, marks=[] if weighting == "auto" else [pytest.mark.slow])
     for family, weighting in itertools.product(FAMILIES, WEIGHTINGS)
 ]
 
@@ -147,16 +157,17 @@ TRAINED = [
 @pytest.mark.parametrize(("family", "weighting"), TRAINED)
 def test_every_family_exports_segments_that_answer_as_in_the_evaluation(uninterrupted, exported, family, weighting):
     """Each is given what the one before it gives, as nodes do."""
-    carry = DATA.test.inputs.numpy()
-    for segment, logits in zip(
-        exported(family, weighting).segments, uninterrupted(family, weighting).outputs(DATA).logits, strict=True
-    ):
+    bundle, carry, own = exported(family, weighting), DATA.test.inputs.numpy(), []
+    for segment in bundle.segments:
         session = onnxruntime.InferenceSession(segment)
         outputs = dict(
             zip([output.name for output in session.get_outputs()], session.run(None, {"carry": carry}), strict=True)
         )
-        np.testing.assert_allclose(outputs["logits"], logits, rtol=1e-3, atol=1e-3)
+        own.append(outputs["logits"])
         carry = outputs.get("features")
+    answers = blended(ExitOutputs(np.stack(own), DATA.test.labels.numpy()), bundle.manifest.blends).logits
+    assert bool(bundle.manifest.blends) == (weighting == "auto")
+    np.testing.assert_allclose(answers, uninterrupted(family, weighting).outputs(DATA).logits, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("family", "weighting"), TRAINED)

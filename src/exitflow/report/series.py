@@ -35,7 +35,7 @@ class Series:
     @property
     def kind(self) -> str:
         """What decides its colour: the weighting, or the method where that has weights of its own."""
-        return self.weighting or self.label
+        return self.weighting or self.label.partition(" + ")[0]
 
     @property
     def variant(self) -> str:
