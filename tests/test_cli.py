@@ -110,6 +110,7 @@ def test_evaluate_prints_every_exit_node_and_the_whole(run):
 def test_evaluate_prints_json_for_one_setting_or_several(run):
     planned = json.loads(call("evaluate", run, "--json").stdout)
     assert planned["serving"] is None
+    assert planned["answers"] == "own"
     assert [exit["serve_rate"] for exit in planned["exits"]] == pytest.approx([80, 15, 5])
     assert set(planned["nodes"]["device-0"]) == {"serve_rate", "served_accuracy"}
     one = json.loads(call("evaluate", run, "--serving", "60-30-10", "--json").stdout)

@@ -67,7 +67,8 @@ def export(
     )
     manifest = export_bundle(trained, out, precision=quantize or "fp32", confidence=confidence, replace=replace)
     if as_json:
-        print_json({"bundle": out, "report": asdict(manifest.report), "codecs": [asdict(c) for c in manifest.codecs]})
+        blends, codecs = ([asdict(each) for each in part] for part in (manifest.blends, manifest.codecs))
+        print_json({"bundle": out, "report": asdict(manifest.report), "blends": blends, "codecs": codecs})
         return
     _print_export(out, manifest)
 
@@ -79,6 +80,10 @@ def _print_export(out: str, manifest: Manifest) -> None:
     rows.append(["as served", percent(report.torch_accuracy), percent(report.accuracy), ""])
     title = f"{manifest.name}: accuracy in % on test data, as {report.precision} segments"
     print_table(title, ["", "PyTorch", "bundle", "answers that differ"], rows)
+    for exit, blend in enumerate(manifest.blends[1:], start=2):
+        click.echo(
+            f"Exit {exit} answers {blend.before:.2f} x the answer of exit {exit - 1} + {blend.own:.2f} x its own."
+        )
     click.echo(f"Largest difference of a logit: {report.largest_difference:.1e} of the largest logit.")
     columns = ["features of", "codec", "bytes", "answers that differ %", "accuracy change"]
     codecs = [

@@ -171,11 +171,14 @@ def evaluate(run: str, serving: tuple[str, ...], confidence: str, data_dir: str 
         for setting in serving or (None,)
     ]
     if as_json:
-        objects = [{"run": run, "serving": setting, **result.to_json()} for setting, result in results]
+        answers = "blended" if loaded.system.training.blends_answers else "own"
+        objects = [{"run": run, "serving": setting, "answers": answers, **each.to_json()} for setting, each in results]
         print_json(objects[0] if len(objects) == 1 else objects)
         return
     for setting, result in results:
         _print_evaluation(loaded, setting, result)
+    if loaded.system.training.blends_answers:
+        click.echo("Every exit answers together with those before it: training.answers.")
 
 
 def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None:
