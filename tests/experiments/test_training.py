@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from exitflow.errors import ConfigError, RunError, TrainingError
+from exitflow.errors import ConfigError, DataError, RunError, TrainingError
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.runs import Run, evaluate
@@ -399,6 +400,13 @@ def test_exits_answer_together_under_auto_or_when_told_to(tmp_path, overrides, t
     assert together != np.array_equal(run.outputs(DATA).logits, on_test.logits)
     on_validation = blended(on_validation, fit_blends(on_validation)) if together else on_validation
     assert run.records[-1]["validation"]["exit_accuracy"] == on_validation.exit_accuracy.tolist()
+
+
+def test_answers_are_never_fitted_to_other_data_than_validation_data(tmp_path):
+    run = train(tiny_system("training.weighting=auto"), tmp_path / "run", dataset=DATA)
+    lacking = replace(DATA, validation=DATA.validation[torch.arange(0)], partial=True)
+    with pytest.raises(DataError, match=r"whose exits answer together .* needs validation data, and there are none"):
+        evaluate(run, dataset=lacking)
 
 
 def test_training_learns_digits(tmp_path):

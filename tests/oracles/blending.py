@@ -25,12 +25,12 @@ def cross_entropy(logits: Sequence[float], label: int) -> float:
 def best_weights(
     before: Sequence[Sequence[float]], own: Sequence[Sequence[float]], labels: Sequence[int], ridge: float
 ) -> tuple[float, float]:
-    """(before, own) with the least mean cross-entropy, held to (1/2, 1/2) by the ridge; by a search without gradients."""
+    """(before, own) with the least cross-entropy, held to (1/2, 1/2) by the ridge; by a search without gradients."""
 
     def loss(weights: Sequence[float]) -> float:
         pairs = [answer([a, b], [(0, 1), (weights[0], weights[1])]) for a, b in zip(before, own, strict=True)]
         total = sum(cross_entropy(logits, label) for logits, label in zip(pairs, labels, strict=True))
-        return total / len(labels) + ridge / 2 * sum((weight - 0.5) ** 2 for weight in weights)
+        return total + ridge / 2 * sum((weight - 0.5) ** 2 for weight in weights)
 
     found = minimize(loss, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12, "maxiter": 2000})
     return float(found.x[0]), float(found.x[1])

@@ -57,6 +57,7 @@ def test_a_missing_file_is_named(copy):
         ({"format": 3}, "is a bundle of format 3, this exitflow reads 2"),
         ({"num_classes": "ten"}, "num_classes: expected a whole number, got 'ten'"),
         ({"surprise": 1}, "surprise: unknown key"),
+        ({"blends": [{"before": 0.0, "own": 1.0}]}, "blends: one for each of 3 segments, or none; got 1"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(copy, change, sentence):

@@ -224,6 +224,10 @@ def something_else(request):
     request.inputs[1].name = "features"
 
 
+def wrong_kind(request):
+    request.inputs[1].datatype = "INT32"
+
+
 def no_number(request):
     request.raw_input_contents[1] = np.full(NUM_CLASSES, np.nan, dtype="<f4").tobytes()
 
@@ -250,6 +254,7 @@ LOGITS = "'features' come with 'logits': raw FP32 of shape [1, 4]"
         (logits_of_two, LOGITS),
         (short_logits, LOGITS),
         (something_else, LOGITS),
+        (wrong_kind, LOGITS),
         (no_number, "'logits' holds NaN or infinity"),
         (one_content, "every input tensor needs one raw content, got 1 for 2"),
         (three_tensors, "a request has one input tensor, named 'input'; got 3"),

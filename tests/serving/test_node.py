@@ -511,6 +511,28 @@ def test_exits_answer_together_whatever_is_forwarded(together, forward):
     asyncio.run(scenario())
 
 
+def test_a_refused_neighbour_does_not_mix_up_what_is_forwarded(tmp_path):
+    bundle = make_bundle(tmp_path / "b", ALL_UP, blends_answers=True, floats=True)
+    samples = bundle.samples()
+    huge = np.full((1, *INPUT_SHAPE), 3e38, dtype=np.float32)
+
+    async def scenario():
+        async with (
+            running(bundle, "cloud") as (_, cloud),
+            running(bundle, "edge", {"cloud": cloud}, spec=EAGER) as (_, middle),
+            running(bundle, "device", {"edge": middle}, spec=EAGER) as (device, _),
+        ):
+            asked = [samples.inputs[:2], huge, samples.inputs[2:5]]
+            answers = (device.infer(device.current, inputs) for inputs in asked)
+            first, refused, last = await asyncio.gather(*answers, return_exceptions=True)
+            assert isinstance(refused, BadRequestError)
+            assert device.counts.batches == {6: 1}
+            scores = np.concatenate((first.scores, last.scores))
+            assert np.allclose(scores, softmax(samples.outputs.logits[2][:5]), atol=1e-5)
+
+    asyncio.run(scenario())
+
+
 def test_the_deadline_is_passed_on_and_the_local_answer_comes_before_it(eager):
     async def scenario():
         parent = FakeParent(NUM_CLASSES, delay=PATIENT)

@@ -140,7 +140,7 @@ def _print_training(run: Run, as_json: bool) -> None:
         return
     click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting}.")
     exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
-    click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits alone {exits} %.")
+    click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits on all samples {exits} %.")
     if dropped:
         click.echo(f"Updates that were not finite were dropped, of: {', '.join(sorted(dropped))}; see rounds.jsonl.")
     click.echo(f"Next: exitflow evaluate {run.path}")
@@ -185,7 +185,8 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
     title = f"{run.system.name} ({run.system.training.weighting}), served as {setting or 'planned'}: accuracy in %"
     exits = enumerate(zip(result.exit_accuracy, result.exits, strict=True), start=1)
     rows = [
-        [f"exit {exit}", percent(alone), rate(served.rate), percent(served.accuracy)] for exit, (alone, served) in exits
+        [f"exit {exit}", percent(on_all), rate(served.rate), percent(served.accuracy)]
+        for exit, (on_all, served) in exits
     ]
     rows += [[name, "", rate(served.rate), percent(served.accuracy)] for name, served in result.nodes.items()]
     total = sum(served.rate for served in result.exits)

@@ -91,11 +91,14 @@ class Dataset:
 
     @property
     def held_out(self) -> Split:
-        """What is calibrated on: validation data, or training data where there are none."""
-        found = self.validation if len(self.validation) > 1 else self.train
-        if not len(found):
-            raise DataError(f"data set {self.name!r}: needs validation data, on which answers are calibrated")
-        return found
+        """What thresholds are calibrated on: validation data, or training data where there are none."""
+        return self.validation if len(self.validation) > 1 else self.train
+
+    def require_validation(self, why: str) -> Split:
+        """The validation data, or one sentence."""
+        if not len(self.validation):
+            raise DataError(f"data set {self.name!r}: {why} needs validation data, and there are none")
+        return self.validation
 
 
 def split_off_validation(train: Split, count: int) -> tuple[Split, Split]:

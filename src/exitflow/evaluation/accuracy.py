@@ -49,8 +49,8 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         exits = [
-            {"exit": exit, "accuracy": alone, "serve_rate": served.rate, "served_accuracy": served.accuracy}
-            for exit, (alone, served) in enumerate(zip(self.exit_accuracy, self.exits, strict=True), start=1)
+            {"exit": exit, "accuracy": on_all, "serve_rate": served.rate, "served_accuracy": served.accuracy}
+            for exit, (on_all, served) in enumerate(zip(self.exit_accuracy, self.exits, strict=True), start=1)
         ]
         nodes = {
             name: {"serve_rate": served.rate, "served_accuracy": served.accuracy} for name, served in self.nodes.items()

@@ -20,8 +20,9 @@ from exitflow.evaluation.outputs import ExitOutputs
 
 FloatArray = npt.NDArray[np.float64]
 
-RIDGE = 1e-3  # holds the weights to a plain mean where validation data are too few, or too easy, to tell
+RIDGE = 5.0  # samples' worth: holds the weights to a plain mean where validation data are too few, or too easy, to tell
 MAX_STEPS = 50  # of Newton's method, which takes about five
+MAX_HALVINGS = 40  # of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,14 @@ class Blend:
     own: float  # weight of its own logits
 
     def answer(self, before: npt.NDArray[np.float32], own: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """(N, C) logits."""
-        result: npt.NDArray[np.float32] = np.float32(self.before) * before + np.float32(self.own) * own
-        return result
+        """(N, C) logits; whoever asks deals with those that are no numbers."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            result: npt.NDArray[np.float32] = np.float32(self.own) * own
+            return result + np.float32(self.before) * before if self.before else result
 
 
 OWN = Blend(0.0, 1.0)  # of the first exit
+MEAN = np.array([0.5, 0.5])
 
 
 def fit_blends(outputs: ExitOutputs) -> tuple[Blend, ...]:
@@ -65,23 +68,26 @@ def _fit(before: npt.NDArray[np.float32], own: npt.NDArray[np.float32], labels: 
     parts = np.stack((before, own)).astype(np.float64)  # (2, N, C)
     if not np.isfinite(parts).all():  # a network that has diverged
         return OWN
-    parts -= parts.mean(axis=2, keepdims=True)
-    mean = np.array([0.5, 0.5])
-    weights = mean
-    loss, gradient, curvature = _loss(weights, parts, labels, mean)
+    weights = MEAN
+    loss, gradient, curvature = _loss(weights, parts, labels)
     for _ in range(MAX_STEPS):
-        step = -np.linalg.solve(curvature, gradient)
+        step = -np.linalg.lstsq(curvature, gradient, rcond=None)[0]
         if -gradient @ step < 1e-12:
             break
-        while (found := _loss(weights + step, parts, labels, mean))[0] > loss:
+        for _ in range(MAX_HALVINGS):
+            found = _loss(weights + step, parts, labels)
+            if found[0] <= loss:
+                break
             step = step / 2
+        else:
+            break
         weights = weights + step
         loss, gradient, curvature = found
     return Blend(float(weights[0]), float(weights[1]))
 
 
 def _loss(
-    weights: FloatArray, parts: FloatArray, labels: npt.NDArray[np.int64], mean: FloatArray
+    weights: FloatArray, parts: FloatArray, labels: npt.NDArray[np.int64]
 ) -> tuple[float, FloatArray, FloatArray]:
     """Mean cross-entropy with the ridge, its gradient (2,) and its curvature (2, 2)."""
     logits = np.tensordot(weights, parts, axes=1)
@@ -89,11 +95,11 @@ def _loss(
     powers = np.exp(logits)
     total = powers.sum(axis=1, keepdims=True)
     shares = powers / total
-    rows = np.arange(len(labels))
-    away = weights - mean
-    loss = float((np.log(total[:, 0]) - logits[rows, labels]).mean() + RIDGE / 2 * away @ away)
+    rows, count = np.arange(len(labels)), len(labels)
+    away = weights - MEAN
+    loss = float((np.log(total[:, 0]) - logits[rows, labels]).mean() + RIDGE / count / 2 * away @ away)
     expected = np.einsum("nc,knc->kn", shares, parts)
-    gradient = (expected - parts[:, rows, labels]).mean(axis=1) + RIDGE * away
-    second = np.einsum("nc,jnc,knc->jk", shares, parts, parts) / len(labels)
-    curvature = second - expected @ expected.T / len(labels) + RIDGE * np.eye(2)
+    gradient = (expected - parts[:, rows, labels]).mean(axis=1) + RIDGE / count * away
+    around = parts - expected[:, :, None]  # centred first: large logits would cancel
+    curvature = (np.einsum("nc,jnc,knc->jk", shares, around, around) + RIDGE * np.eye(2)) / count
     return loss, gradient, curvature

@@ -163,7 +163,7 @@ def _local_only(system: System) -> System:
         "model": SeparateNetworks(exits=tuple(node.exit for node in nodes), network=system.model),
         "data": replace(system.data, layer_shares=own_shares),
     }
-    return _changed(system, parts)
+    return _changed(system, parts, answers="own")  # the exit before is another node's
 
 
 def _served_at(exit: str) -> Callable[[System], System]:

@@ -76,7 +76,8 @@ class Run:
         outputs = exit_outputs(model, dataset.test, dataset.preparation, device=device)
         if not self.system.training.blends_answers:
             return outputs
-        return blended(outputs, fit_blends(exit_outputs(model, dataset.held_out, dataset.preparation, device=device)))
+        validation = dataset.require_validation("a run whose exits answer together (training.answers)")
+        return blended(outputs, fit_blends(exit_outputs(model, validation, dataset.preparation, device=device)))
 
 
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:

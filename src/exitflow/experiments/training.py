@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exitflow.data.dataset import Dataset
-from exitflow.errors import DataError, RunError
+from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
@@ -66,7 +66,7 @@ def train(
     if federation:
         from exitflow.experiments.federation import join, new_run_id  # needs Flower
 
-        _check_validation(dataset)
+        dataset.require_validation("the server of a federation")  # else nobody knows what came out
         run_id = new_run_id()
         with join(federation, system, run_id, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
@@ -111,12 +111,6 @@ def resume(
             return training.run(lambda state: nullcontext(session.backend(assembly)), observer)
     place = Place(workers, address, system.federation, status or _silent)
     return Training(Assembly(system, dataset), run.directory, device).run_at(backend, place, observer)
-
-
-def _check_validation(dataset: Dataset) -> None:
-    """Nodes have the training data of a federation; but without validation data nobody knows what came out."""
-    if not len(dataset.validation):
-        raise DataError(f"data set {dataset.name!r}: the server of a federation needs validation data, and has none")
 
 
 def _silent(text: str) -> None:

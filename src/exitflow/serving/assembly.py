@@ -73,7 +73,7 @@ def check_place(out: Path, *, replace: bool) -> None:
 
 
 def assemble(parts: Parts, out: Path, *, reference: ExitOutputs | None = None) -> Manifest:
-    """Write the bundle; the report compares with what `reference` says to the same test data, or with itself."""
+    """Write the bundle; the report compares with `reference`, answers to the same test data, or with itself."""
     engines = [Engine([data]) for data in parts.segments]
     own_validation, features = _run(engines, parts.validation)
     own_test, _ = _run(engines, parts.test)
@@ -97,7 +97,7 @@ def assemble(parts: Parts, out: Path, *, reference: ExitOutputs | None = None) -
         node_accuracy={
             name: served.accuracy for name, served in evaluation.nodes.items() if served.accuracy is not None
         },
-        report=_report(parts, blended(reference, blends) if reference else test, test),
+        report=_report(parts, reference or test, test),
         codecs=_codec_costs(engines, features, validation, blends),
         files={name: sha256(data) for name, data in files.items()},
     )

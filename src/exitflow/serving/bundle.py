@@ -3,7 +3,7 @@
     manifest.json    what the other files are, with their SHA-256; thresholds, and what the export measured
     segment-E.onnx   from exit E-1's features (the input for E = 1) to exit E's features and logits
     system.toml      the system as it was trained, from which the plan follows
-    samples.npz      some test inputs with labels and every exit's logits, for `exitflow load`
+    samples.npz      some test inputs with labels and every exit's answers, for `exitflow load`
 
 The hash of the manifest names the bundle: nodes work together only if they hold the same.
 """
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.config import decode, decode_list, encode
+from exitflow.config import decode, decode_list, encode, require
 from exitflow.errors import BundleError, ConfigError, suggestion
 from exitflow.evaluation.blending import Blend
 from exitflow.evaluation.calibration import NodeCalibration
@@ -105,7 +105,7 @@ class Samples:
     """Test inputs to ask with."""
 
     inputs: npt.NDArray[Any]  # (N, ...) as clients send them
-    outputs: ExitOutputs  # labels, and logits of the bundle's own segments
+    outputs: ExitOutputs  # labels, and the answers of the bundle's own segments
 
     def to_bytes(self) -> bytes:
         """An .npz file."""
@@ -189,7 +189,10 @@ def _decode_manifest(path: Path, text: bytes) -> Manifest:
         found = table.get("format") if isinstance(table, dict) else None
         if found != FORMAT:
             raise BundleError(f"{path}: is a bundle of format {found!r}, this exitflow reads {FORMAT}; export it again")
-        return decode(Manifest, table)
+        manifest = decode(Manifest, table)
+        count, needed = len(manifest.blends), len(manifest.segments)
+        require(count in (0, needed), "blends", f"one for each of {needed} segments, or none; got {count}")
+        return manifest
     except (ValueError, UnicodeDecodeError):
         raise BundleError(f"{path}: is not valid JSON; export the bundle again") from None
     except ConfigError as error:

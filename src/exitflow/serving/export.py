@@ -12,6 +12,7 @@ from torch import Tensor
 
 from exitflow.data.dataset import Dataset, Split
 from exitflow.errors import ConfigError
+from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.models.cost import exit_costs
 from exitflow.models.nested import NestedModel
@@ -48,6 +49,9 @@ def export_bundle(
     check_place(out, replace=replace)
     dataset, model = trained.dataset, trained.model
     reference = exit_outputs(model, dataset.test, dataset.preparation)
+    if trained.blends_answers:
+        validation = dataset.require_validation("a bundle whose exits answer together (training.answers)")
+        reference = blended(reference, fit_blends(exit_outputs(model, validation, dataset.preparation)))
     examples = _raw(dataset.held_out.inputs)
     segments = export_segments(model, examples, dataset.preparation)
     if precision == "int8":

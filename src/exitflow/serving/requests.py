@@ -180,13 +180,14 @@ def _features(
 
 
 def _logits(loaded: Loaded, tensors: Sequence[Tensor], count: int) -> npt.NDArray[Any] | None:
-    """What the child would have answered; a bundle whose answers are not blended has no use for it."""
+    """What the child would have answered; where answers are not blended it need not be there."""
     manifest = loaded.bundle.manifest
-    if not manifest.blends:
+    if not manifest.blends and not tensors:
         return None
     shape = (count, manifest.num_classes)
-    sound = [each.name == LOGITS and isinstance(each.data, bytes) and tuple(each.shape) == shape for each in tensors]
-    if sound != [True] or len(tensors[0].data) != 4 * math.prod(shape):
+    if [(each.name, each.datatype, tuple(each.shape)) for each in tensors] != [(LOGITS, "FP32", shape)]:
+        raise BadRequestError(f"{FEATURES!r} come with {LOGITS!r}: raw FP32 of shape {list(shape)}")
+    if not isinstance(tensors[0].data, bytes) or len(tensors[0].data) != 4 * math.prod(shape):
         raise BadRequestError(f"{FEATURES!r} come with {LOGITS!r}: raw FP32 of shape {list(shape)}")
     return _finite(np.frombuffer(tensors[0].data, dtype="<f4").reshape(shape), LOGITS)
 
