@@ -34,10 +34,10 @@ from exitflow.config import encode
 from exitflow.data.dataset import Preparation
 from exitflow.models.build import build_model
 from exitflow.models.specs import EarlyExitResNet
+from exitflow.ports import free_ports
 from exitflow.routing import confidence
 from exitflow.serving.assembly import LabelledInputs, Parts, assemble
 from exitflow.serving.bundle import Bundle, load_bundle
-from exitflow.serving.cluster import free_ports
 from exitflow.serving.engine import Engine
 from exitflow.serving.onnx_segments import export_segments
 from exitflow.topology.graph import Link, Node, Topology

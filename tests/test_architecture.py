@@ -24,6 +24,7 @@ LAYERS = (
     "tensors",
     "certificates",
     "files",
+    "ports",
     "config",
     "seeds",
     "errors",

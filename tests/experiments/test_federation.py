@@ -23,10 +23,10 @@ from exitflow.experiments.runs import Run
 from exitflow.experiments.system import load_system
 from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.flower.keys import write_node_key
-from exitflow.federated.flower.programs import free_ports
 from exitflow.federated.local import NodeData
 from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.ports import free_ports
 
 pytestmark = pytest.mark.timeout(600)
 

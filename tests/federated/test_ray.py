@@ -13,7 +13,7 @@ import torch
 
 from exitflow.errors import ConfigError
 from exitflow.experiments.runs import Run
-from exitflow.federated.flower.programs import free_ports
+from exitflow.ports import free_ports
 from tests.small import TINY
 
 NAMESPACE = "exitflow-test-ray"

@@ -18,10 +18,11 @@ from exitflow.experiments.federation import read_address, working_folder
 from exitflow.experiments.system import System, decode_system
 from exitflow.federated.flower import commands
 from exitflow.federated.flower.frames import Header
-from exitflow.federated.flower.programs import Programs, free_ports
+from exitflow.federated.flower.programs import Programs
 from exitflow.federated.flower.worker import Worker, serve
 from exitflow.federated.local import LocalTrainer
 from exitflow.models.specs import factories
+from exitflow.ports import free_ports
 
 AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
 

@@ -8,7 +8,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,9 @@ from typing import IO, Any
 
 from exitflow.errors import ServingError
 from exitflow.files import write_atomically
+from exitflow.ports import HOST, free_ports
 from exitflow.serving.bundle import Bundle
 
-HOST = "127.0.0.1"
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
@@ -160,12 +159,3 @@ def _read_ready_line(name: str, process: subprocess.Popen[str], deadline: float)
         raise ServingError(f"node {name!r} ended with exit code {process.wait()} before it was ready; its log says why")
     found: dict[str, Any] = json.loads(line)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]

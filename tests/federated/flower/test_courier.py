@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 from exitflow.errors import TrainingError
 from exitflow.federated.flower import courier
 from exitflow.federated.flower.courier import GridCourier, RelayCourier, serve_relay
-from exitflow.federated.flower.programs import free_ports
+from exitflow.ports import free_ports
 
 
 @pytest.mark.parametrize(

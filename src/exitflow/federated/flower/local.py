@@ -18,9 +18,10 @@ from exitflow.federated.flower.control import CONNECTION, write_connection
 from exitflow.federated.flower.courier import RelayCourier, registered
 from exitflow.federated.flower.frames import Header
 from exitflow.federated.flower.keys import write_authority, write_node_key, write_shared_secret
-from exitflow.federated.flower.programs import Programs, free_ports
+from exitflow.federated.flower.programs import Programs
 from exitflow.federated.flower.worker import Worker, serve
 from exitflow.federated.local import LocalTrainer
+from exitflow.ports import free_ports
 
 STARTING = 120.0  # seconds that the programs have to start
 

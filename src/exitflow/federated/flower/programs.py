@@ -160,12 +160,3 @@ class Programs:
                 words = (self._logs / "preloaded.log").read_text(errors="replace").strip().splitlines()
                 raise TrainingError(f"Flower did not start: {words[-1] if words else 'it said nothing'}")
             time.sleep(0.05)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
