@@ -176,7 +176,7 @@ def other_servers(model: Path, stack: ExitStack, folder: Path) -> list[Server]:
 
 
 def drive(server: Server, concurrency: int, *, by_h2load: bool = False) -> dict[str, float]:
-    """Rate and CPU of one moment; latency where the client is ours."""
+    """Rate, CPU and latency of one moment."""
     before = server.cpu_seconds()
     if by_h2load:
         found = flood(server.kind, server.address, concurrency, int(SECONDS))
@@ -239,8 +239,8 @@ def _compare(model: Model, folder: Path, stack: ExitStack) -> None:
                 many = drive(server, 16, by_h2load=client == "h2load")
                 ratios[server.name, f"requests/s, 16 at once by {client}"].append(many["rate"] / base["rate"])
                 ratios[server.name, f"CPU a request, 16 at once by {client}"].append(many["cpu"] / base["cpu"])
-            alone = drive(server, 1)
-            ratios[server.name, "p50 alone"].append(alone["p50"] / base["p50"])
+                alone = drive(server, 1, by_h2load=client == "h2load")
+                ratios[server.name, f"p50 alone by {client}"].append(alone["p50"] / base["p50"])
     print(f"{model.name} model, {1e3 * base['p50']:.2f} ms in-process; ratios to the engine in-process")
     for server in servers:
         figures = ", ".join(

@@ -54,13 +54,16 @@ def flood(kind: str, address: str, concurrency: int, seconds: int) -> dict[str, 
     else:
         body, path = _json(sample), "/predict"
         how = ["--h1", f"-c{concurrency}", "-m1", "-Hcontent-type: application/json"]
-    with tempfile.NamedTemporaryFile() as file:
+    with tempfile.NamedTemporaryFile() as file, tempfile.NamedTemporaryFile("r") as log:
         file.write(body)
         file.flush()
-        command = ["h2load", f"-D{seconds}", *how, f"-d{file.name}", f"http://{address}{path}"]
-        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        how += [f"-D{seconds}", f"-d{file.name}", f"--log-file={log.name}"]
+        text = subprocess.run(
+            ["h2load", *how, f"http://{address}{path}"], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
+        latencies = [int(line.split()[2]) / 1e6 for line in log]
     (succeeded,) = re.findall(r"(\d+) succeeded, 0 failed, 0 errored", text)
-    return {"requests": int(succeeded), "rate": int(succeeded) / seconds}
+    return {"requests": int(succeeded), "rate": int(succeeded) / seconds} | _percentiles(latencies)
 
 
 async def _drive(calls: list[Call], seconds: float) -> dict[str, float]:
@@ -75,8 +78,12 @@ async def _drive(calls: list[Call], seconds: float) -> dict[str, float]:
     began = time.perf_counter()
     await asyncio.gather(*map(work, calls))
     elapsed = time.perf_counter() - began
+    return {"requests": len(latencies), "rate": len(latencies) / elapsed} | _percentiles(latencies)
+
+
+def _percentiles(latencies: list[float]) -> dict[str, float]:
     p50, p99 = np.percentile(latencies, [50, 99])
-    return {"requests": len(latencies), "rate": len(latencies) / elapsed, "p50": float(p50), "p99": float(p99)}
+    return {"p50": float(p50), "p99": float(p99)}
 
 
 async def _grpc(address: str, concurrency: int, seconds: float) -> dict[str, float]:
