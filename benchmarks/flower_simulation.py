@@ -184,7 +184,13 @@ def _flower_rounds(kind: str, grid: Any, *, plain: bool) -> Iterator[ServerState
         messages = []
         for node_id, task in zip(node_ids, tasks, strict=True):
             covered = _covered(kind, state, task)
-            config = {"round": task.round, "node": task.node, "exit": task.deepest, "seed": task.seed, "plain": plain}
+            config: Any = {
+                "round": task.round,
+                "node": task.node,
+                "exit": task.deepest,
+                "seed": task.seed,
+                "plain": plain,
+            }
             content = RecordDict(
                 {
                     "model": ArrayRecord(covered if plain else {"packed": Array(_pack(covered))}),
