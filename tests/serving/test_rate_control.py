@@ -74,6 +74,32 @@ def test_the_planned_share_goes_up_and_it_is_the_hardest(drift):
         assert np.mean(np.array(forwarded) < 0.25) > 0.97
 
 
+@pytest.mark.parametrize("hard", ["one batch", "a minute"])
+def test_after_hard_requests_the_link_is_soon_used_again(hard):
+    rng = np.random.default_rng(3)
+    current, now, sent = control(5.0, rate=25.0), 0.0, []
+    if hard == "one batch":
+        current.route(rng.random(1000) * 0.01, ["p0"], now)
+    for step in range(2000):
+        now += rng.exponential(0.04)
+        value = rng.random(1) * (0.01 if hard == "a minute" and now < 60 else 1.0)
+        if current.route(value, ["p0"], now).parents[0]:
+            sent.append(now)
+    after = 60 if hard == "a minute" else 0
+    assert sum(after + 10 <= time < after + 20 for time in sent) == pytest.approx(50, rel=0.25)
+
+
+def test_an_idle_hour_does_not_make_everything_go_up():
+    rng = np.random.default_rng(4)
+    current, now, forwarded = control(5.0, rate=25.0), 3600.0, []
+    for _ in range(250):
+        now += 0.04
+        value = rng.random(1)
+        if current.route(value, ["p0"], now).parents[0]:
+            forwarded.append(float(value[0]))
+    assert np.mean(np.array(forwarded) < 0.5) > 0.8
+
+
 def test_when_tokens_run_out_the_hardest_of_the_batch_go_first():
     current = control(3.0, rate=3.0, calibration=NodeCalibration(0.0, ()))  # all are to go
     routing = current.route(np.array([0.4, 0.1, 0.3, 0.2, 0.9]), ["p0"], 0.9)

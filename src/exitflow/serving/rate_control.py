@@ -1,8 +1,10 @@
 """What a node forwards, so that no link ever carries more than its limit.
 
 Two parts. The threshold follows the traffic: it is the quantile of the recent confidences at which just as many
-requests fall below it as the links can take, and it leans towards keeping the buckets half full. Behind it every link
-has a token bucket, which is never exceeded: out of tokens, a request is answered locally, the surest first.
+requests fall below it as the links can take, and it leans towards keeping the buckets half full. Where recent requests
+are a bad guide, after a spell of hard ones or a crowd that has gone, the links would idle: so tokens that overflow
+unused raise the share to be forwarded, and requests that find none lower it. Behind the threshold every link has a
+token bucket, which is never exceeded: out of tokens, a request is answered locally, the surest first.
 
 Times are seconds of a monotonic clock, rates are requests/s, and a request is one sample.
 """
@@ -27,6 +29,7 @@ ARRIVAL_MEMORY = 5.0  # seconds over which the arrival rate is averaged
 WINDOW = 1000  # recent confidences
 RETUNE_EVERY = 8  # requests
 FEEDBACK = 0.5  # 1/s: how fast a bucket that is too full or too empty is led back to half
+URGE = 0.5  # doublings of the share to be forwarded, for a burst of tokens that overflowed
 JITTER = 0.05  # seconds by which requests may bunch on their way without the receiver seeing more than was allowed
 
 
@@ -36,13 +39,16 @@ class TokenBucket:
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self.rate = rate
         self.burst = max(burst - rate * JITTER, 1.0) if rate > 0 else 0.0
+        self.overflowed = 0.0  # tokens that came while it was full
         self._tokens = 0.0
         self._updated = now
 
     def tokens(self, now: float) -> float:
         """How many there are."""
         elapsed = max(now - self._updated, 0.0)
-        self._tokens = min(self._tokens + elapsed * self.rate, self.burst)
+        earned = self._tokens + elapsed * self.rate
+        self._tokens = min(earned, self.burst)
+        self.overflowed += earned - self._tokens
         self._updated = max(now, self._updated)
         return self._tokens
 
@@ -134,6 +140,8 @@ class ForwardControl:
         self._arrivals = ArrivalRate(planned_rate, now)
         self._recent = Recent(calibration.confidences)
         self._since_tuned = 0
+        self._refused = 0  # since then, for want of tokens
+        self._urge = 0.0  # doublings of the share to be forwarded
         self._turn = 0
         self.threshold = calibration.cut if links else -math.inf
 
@@ -160,14 +168,15 @@ class ForwardControl:
             self._recent.add(confidences)
             self._since_tuned += count
             if self._since_tuned >= RETUNE_EVERY:
-                self._since_tuned = 0
                 self._tune(open_parents, now)
+                self._since_tuned = self._refused = 0
         parents: list[str | None] = [None] * count
         refused = 0
         if open_parents:
             for row in _hardest_first(confidences, self.threshold):
                 parents[row] = self.reserve(open_parents, now)
                 refused += parents[row] is None
+        self._refused += refused
         return Routing(parents, refused)
 
     def reserve(self, candidates: Sequence[str], now: float, *, count: int = 1, spare: float = 0.0) -> str | None:
@@ -185,15 +194,25 @@ class ForwardControl:
         return name if bucket.take(now, count) else None
 
     def _tune(self, open_parents: Sequence[str], now: float) -> None:
-        buckets = [self._buckets[name] for name in open_parents]
-        if any(bucket is None for bucket in buckets):
+        buckets = [bucket for name in open_parents if (bucket := self._buckets[name])]
+        if len(buckets) < len(open_parents):
             self.threshold = math.inf
             return
-        target = sum(
-            bucket.rate + FEEDBACK * (bucket.tokens(now) - bucket.burst / 2) for bucket in buckets if bucket is not None
-        )
+        target = sum(bucket.rate + FEEDBACK * (bucket.tokens(now) - bucket.burst / 2) for bucket in buckets)
         rate = self._arrivals.value(now)
-        self.threshold = self._recent.quantile(target / rate if rate > 0 else 1.0)
+        share = target / rate if rate > 0 else 1.0
+        self._learn(buckets, share)
+        self.threshold = self._recent.quantile(share * 2**self._urge)
+
+    def _learn(self, buckets: Sequence[TokenBucket], share: float) -> None:
+        """From what went wrong since the last time; a token counts as missed only if a request could have taken it."""
+        missed = min(sum(bucket.overflowed for bucket in buckets), self._since_tuned)
+        for bucket in buckets:
+            bucket.overflowed = 0.0
+        burst = sum(bucket.burst for bucket in buckets)
+        if burst:
+            most = -math.log2(share) if 0 < share < 1 else 0.0  # then all are forwarded
+            self._urge = min(max(self._urge + URGE * (missed - self._refused) / burst, 0.0), most)
 
 
 def _hardest_first(confidences: FloatArray, threshold: float) -> Sequence[Any]:
