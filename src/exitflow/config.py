@@ -39,7 +39,7 @@ def require_rate(value: float | None, key: str) -> None:
 def read_toml(path: Path) -> dict[str, Any]:
     """The parsed file, or a ConfigError that names it."""
     try:
-        return _parse_toml(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError("no such file", source=str(path)) from None
     except IsADirectoryError:
@@ -52,7 +52,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise error.within(source=str(path)) from None
 
 
-def _parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
+    """The parsed text, or a ConfigError."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError, [[[... a RecursionError
@@ -66,7 +67,7 @@ def parse_assignment(text: str) -> tuple[list[str], Any]:
     if not equals or not all(path):
         raise ConfigError(f"expected key=value, such as training.rounds=5, got {text!r}", key="--set")
     try:
-        return path, _parse_toml(f"value = {value}")["value"]
+        return path, parse_toml(f"value = {value}")["value"]
     except ConfigError:
         return path, value.strip()
 

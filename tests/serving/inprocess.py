@@ -36,8 +36,8 @@ GARBAGE = b"\xff" * 4  # is no message
 class FakeParent:
     """Answers what it is told to; remembers what came."""
 
-    def __init__(self, num_classes, *, behaviour="answer", delay=0.0):
-        self.num_classes, self.behaviour, self.delay = num_classes, behaviour, delay
+    def __init__(self, num_classes, *, behaviour="answer", delay=0.0, exit=2):
+        self.num_classes, self.behaviour, self.delay, self.exit = num_classes, behaviour, delay, exit
         self.received = []  # (seconds, samples)
         self.requests = []
         self.probes = 0
@@ -52,11 +52,15 @@ class FakeParent:
             case "answer":
                 scores = np.zeros((count, self.num_classes), dtype=np.float32)
                 scores[:, 0] = 1
-                answers = Answers(scores, np.full(count, 9, np.int32), ["parent"] * count, np.ones(count, np.float32))
+                answers = Answers(
+                    scores, np.full(count, self.exit, np.int32), ["parent"] * count, np.ones(count, np.float32)
+                )
                 return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
             case "nan":
                 scores = np.full((count, self.num_classes), np.nan, dtype=np.float32)
-                answers = Answers(scores, np.full(count, 9, np.int32), ["parent"] * count, np.ones(count, np.float32))
+                answers = Answers(
+                    scores, np.full(count, self.exit, np.int32), ["parent"] * count, np.ones(count, np.float32)
+                )
                 return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
             case "empty":
                 return ModelInferResponse()

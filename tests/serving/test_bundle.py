@@ -8,7 +8,7 @@ import pytest
 
 from exitflow.errors import BundleError, ConfigError
 from exitflow.serving.assembly import check_place
-from exitflow.serving.bundle import load_bundle
+from exitflow.serving.bundle import load_bundle, sha256
 from tests.serving.small import make_bundle
 
 
@@ -67,11 +67,67 @@ def test_a_manifest_that_does_not_fit_is_refused(copy, change, sentence):
         load_bundle(copy)
 
 
-def test_a_manifest_cannot_name_files_elsewhere(copy):
+def _no_node(manifest):
+    del manifest["nodes"][next(iter(manifest["nodes"]))]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (
+            lambda m: m["segments"][0].update(file="../secret"),
+            r"segments\[0\].file: must be 'segment-1.onnx', got '../secret'",
+        ),
+        (lambda m: m["segments"][0].update(file="segment-2.onnx"), r"must be 'segment-1.onnx', got 'segment-2.onnx'"),
+        (
+            lambda m: m["segments"][1].update(feature_shape=[-1]),
+            r"segments\[1\].feature_shape: must be sizes from 1, got \[-1\]",
+        ),
+        (lambda m: m.update(segments=[]), "segments: a network has at least one"),
+        (
+            lambda m: m.update(segments=m["segments"][:1], blends=[], codecs=[]),
+            "has no threshold or no segment for node",
+        ),
+        (
+            lambda m: m.update(confidence="zz"),
+            "confidence: must be one of 'entropy', 'max-softmax', 'margin', got 'zz'",
+        ),
+        (lambda m: m.update(input_datatype="INT64"), "input_datatype: must be one of 'UINT8', 'FP32', got 'INT64'"),
+        (lambda m: m.update(input_shape=[0, 8]), r"input_shape: must be sizes from 1, got \[0, 8\]"),
+        (lambda m: m.update(num_classes=-3), "num_classes: must be at least 1, got -3"),
+        (lambda m: m.update(codecs=[]), "codecs: every codec is needed"),
+        (
+            lambda m: next(iter(m["nodes"].values())).update(serve_fraction=7),
+            "serve_fraction: must be between 0 and 1, got 7",
+        ),
+        (_no_node, "has no threshold or no segment for node"),
+    ],
+)
+def test_a_manifest_with_impossible_values_is_refused(copy, spoil, sentence):
     manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["segments"][0]["file"] = "../secret"
+    spoil(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"names '../secret', which is no file of a bundle"):
+    with pytest.raises(BundleError, match=sentence):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": NaN}'])
+def test_json_that_is_none_is_refused(copy, text):
+    (copy / "manifest.json").write_text(text)
+    with pytest.raises(BundleError, match="is not valid JSON"):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [(b"[", "is not valid TOML"), (b"\xff", "is not a text file in UTF-8"), (b"nodes = 3", "nodes: expected an array")],
+)
+def test_a_system_file_that_cannot_be_read_is_refused(copy, text, sentence):
+    (copy / "system.toml").write_bytes(text)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["files"]["system.toml"] = sha256(text)
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=rf"system.toml: {sentence}"):
         load_bundle(copy)
 
 

@@ -5,12 +5,14 @@ import gc
 import json
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
 
+from exitflow.errors import BundleError
 from exitflow.routing import confidence
 from exitflow.serving.answers import BadRequestError
 from exitflow.serving.batching import OverloadedError
@@ -67,7 +69,7 @@ def test_the_parents_answer_is_given(eager):
         async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
             answers = await ask(node, eager, 3)
             assert answers.nodes == ["parent"] * 3
-            assert answers.exits.tolist() == [9, 9, 9]
+            assert answers.exits.tolist() == [2, 2, 2]
             assert node.current.bundle.segments == ()  # the engine has them; twice would be waste
             assert node.counts.served == 0
             assert node.links["edge"].counts.answered == 3
@@ -102,6 +104,39 @@ def test_a_parent_that_fails_costs_depth_but_no_answer(eager, behaviour, reason)
             assert node.counts.fallbacks == {reason: 2}
             assert node.links["edge"].counts.failures == {reason: 2}
             assert node.counts.served == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("exit", [0, 1, 4, 99])
+def test_a_parent_cannot_answer_with_an_exit_that_is_not_above_the_childs(eager, exit):
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, exit=exit)
+        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+            assert (await ask(node, eager)).exits.tolist() == [1]
+            assert node.counts.fallbacks == {"nonsense": 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_crowd_that_comes_at_once_is_answered_or_refused_and_never_cancelled(eager):
+    async def scenario():
+        async with running(eager, "cloud") as (node, address), grpc.aio.insecure_channel(address) as channel:
+            request = ModelInferRequest(model_name=eager.manifest.name)
+            request.inputs.add(name="input", datatype="UINT8", shape=[1, *INPUT_SHAPE])
+            request.raw_input_contents.append(bytes(16))
+            data, call = request.SerializeToString(), channel.unary_unary(f"/{SERVICE}/ModelInfer")
+
+            async def code():
+                try:
+                    await call(data)
+                except grpc.aio.AioRpcError as error:
+                    return error.code().name
+                return "OK"
+
+            codes = Counter(await asyncio.gather(*(code() for _ in range(6000))))
+            assert set(codes) <= {"OK", "RESOURCE_EXHAUSTED"}
+            assert codes["OK"] >= node.spec.queue_size
 
     asyncio.run(scenario())
 
@@ -663,13 +698,12 @@ def test_a_new_bundle_is_loaded_and_the_old_one_still_answers_who_names_it(tmp_p
             assert not np.allclose(after, before)
             assert check_model(node, "small", old.hash).bundle.hash == old.hash
             assert check_model(node, "renamed", "").bundle.hash == new.hash
+            assert check_model(node, "small", "").bundle.hash == old.hash  # the old name is not answered by the new
 
     asyncio.run(scenario())
 
 
 def test_a_damaged_bundle_is_not_loaded_and_the_node_goes_on(tmp_path):
-    from exitflow.errors import BundleError
-
     bundle = make_bundle(tmp_path / "b", ALL_UP)
 
     async def scenario():
@@ -681,6 +715,37 @@ def test_a_damaged_bundle_is_not_loaded_and_the_node_goes_on(tmp_path):
                 await node.reload()
             assert node.current.bundle.hash == bundle.hash
             assert (await ask(node, bundle)).nodes == ["cloud"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda m: m["nodes"].pop("cloud"), "has no threshold or no segment for node 'cloud'"),
+        (lambda m: m.update(codecs=[]), "codecs: every codec is needed"),
+        (lambda m: m.update(input_shape=[1, 5, 5]), "its segments do not take what the manifest says"),
+        (lambda m: m.update(num_classes=7), "its segments give other shapes than the manifest says"),
+        (lambda m: m.update(input_shape=[1, 4000, 4000]), "the new bundle takes larger requests; restart the node"),
+    ],
+)
+def test_a_bundle_that_cannot_be_served_is_refused_before_anything_changes(tmp_path, spoil, sentence):
+    bundle = make_bundle(tmp_path / "b", ALL_UP)
+    path = tmp_path / "b" / "manifest.json"
+    good = path.read_text()
+    spoilt = json.loads(good)
+    spoil(spoilt)
+
+    async def scenario():
+        async with running(bundle, "cloud") as (node, _):
+            control = node.control
+            path.write_text(json.dumps(spoilt))
+            with pytest.raises(BundleError, match=sentence):
+                await node.reload()
+            assert (node.current.bundle.hash, node.previous, node.control) == (bundle.hash, None, control)
+            assert (await ask(node, bundle)).nodes == ["cloud"]
+            path.write_text(good + " ")
+            assert (await node.reload()).hash != bundle.hash
 
     asyncio.run(scenario())
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.config import require
 from exitflow.evaluation.accuracy import follow_samples
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.routing import confidence
@@ -30,6 +31,9 @@ class NodeCalibration:
     serve_fraction: float  # of what it receives
     confidences: tuple[float, ...]  # evenly spaced quantiles, rising, of what it receives; () where nothing does
     threshold: float | None = None  # it answers from this confidence up; None where it answers all or nothing
+
+    def __post_init__(self) -> None:
+        require(0 <= self.serve_fraction <= 1, "serve_fraction", f"must be between 0 and 1, got {self.serve_fraction}")
 
     @property
     def cut(self) -> float:

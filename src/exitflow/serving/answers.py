@@ -71,7 +71,7 @@ class Answers:
         return head + rest
 
     @staticmethod
-    def from_message(response: Any, count: int, num_classes: int) -> Answers:
+    def from_message(response: Any, count: int, num_classes: int, possible_exits: range) -> Answers:
         """What a parent sent, if it is sound."""
         try:
             raw = {
@@ -85,8 +85,10 @@ class Answers:
             raise BadAnswerError(f"its answer cannot be read: {error}") from None
         if not ((scores >= 0).all() and (np.abs(scores.sum(axis=1) - 1) < 1e-2).all()):  # nor is NaN
             raise BadAnswerError("its scores are no probabilities")
-        if exits.min() < 1 or not np.isfinite(confidences).all():
-            raise BadAnswerError("its exits or confidences are none")
+        if exits.min() not in possible_exits or exits.max() not in possible_exits:
+            raise BadAnswerError("its exits are none that can answer")
+        if not np.isfinite(confidences).all():
+            raise BadAnswerError("its confidences are none")
         return Answers(scores, exits, nodes, confidences)
 
 
@@ -116,4 +118,6 @@ def _strings(data: bytes, count: int) -> list[str]:
         (length,) = struct.unpack_from("<I", data, offset)
         found.append(data[offset + 4 : offset + 4 + length].decode())
         offset += 4 + length
+    if offset != len(data):
+        raise ValueError("the names of nodes take another number of bytes")
     return found

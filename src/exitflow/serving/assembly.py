@@ -27,6 +27,7 @@ from exitflow.serving.bundle import (
     Manifest,
     Samples,
     SegmentEntry,
+    segment_file,
     sha256,
     write_bundle,
 )
@@ -82,7 +83,7 @@ def assemble(parts: Parts, out: Path, *, reference: ExitOutputs | None = None) -
     evaluation = evaluate_plan(test, parts.topology, confidence_kind=parts.confidence)
     count = parts.num_samples
     samples = Samples(parts.test.inputs[:count], ExitOutputs(test.logits[:, :count], test.labels[:count]))
-    files = {f"segment-{exit}.onnx": data for exit, data in enumerate(parts.segments, start=1)}
+    files = {segment_file(exit): data for exit, data in enumerate(parts.segments, start=1)}
     files |= {SYSTEM: parts.system_toml.encode(), SAMPLES: samples.to_bytes()}
     manifest = Manifest(
         format=FORMAT,
@@ -120,7 +121,7 @@ def _run(engines: Sequence[Engine], data: LabelledInputs) -> tuple[ExitOutputs, 
 def _entries(parts: Parts, features: list[Array]) -> tuple[SegmentEntry, ...]:
     shapes = [tuple(part.shape[1:]) for part in features] + [()]
     return tuple(
-        SegmentEntry(f"segment-{exit}.onnx", shape, cost)
+        SegmentEntry(segment_file(exit), shape, cost)
         for exit, (shape, cost) in enumerate(zip(shapes, parts.multiply_adds, strict=True), start=1)
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import tomllib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.config import decode, decode_list, encode, require
+from exitflow.config import decode, decode_list, encode, parse_toml, require
 from exitflow.errors import BundleError, ConfigError, suggestion
 from exitflow.evaluation.blending import Blend
 from exitflow.evaluation.calibration import NodeCalibration
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.files import write_atomically
+from exitflow.routing import CONFIDENCES
+from exitflow.serving.codecs import CODECS
 from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import ServingPlan, serving_plan
 
@@ -35,6 +37,10 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 SYSTEM = "system.toml"
 SAMPLES = "samples.npz"
+
+MAX_SAMPLES = 1024  # in one request; the segments are exported for no more
+MAX_MESSAGE = 64 * 2**20  # bytes
+LEAST_LIMIT = 4 * 2**20  # bytes: gRPC's own
 
 DATATYPES: dict[str, type[np.generic]] = {
     "UINT8": np.uint8,
@@ -93,6 +99,31 @@ class Manifest:
     report: ExportReport
     codecs: tuple[CodecCost, ...]
     files: dict[str, str]  # name -> SHA-256
+
+    def __post_init__(self) -> None:
+        for key, choices in (("confidence", CONFIDENCES), ("input_datatype", DATATYPES)):
+            given = getattr(self, key)
+            require(given in choices, key, f"must be one of {', '.join(map(repr, choices))}, got {given!r}")
+        require(self.num_classes >= 1, "num_classes", f"must be at least 1, got {self.num_classes}")
+        _require_sizes(self.input_shape, "input_shape")
+        require(len(self.segments) >= 1, "segments", "a network has at least one")
+        for exit, entry in enumerate(self.segments, start=1):
+            expected = segment_file(exit)
+            require(entry.file == expected, f"segments[{exit - 1}].file", f"must be {expected!r}, got {entry.file!r}")
+            _require_sizes(entry.feature_shape, f"segments[{exit - 1}].feature_shape")
+        count, needed = len(self.blends), len(self.segments)
+        require(count in (0, needed), "blends", f"one for each of {needed} segments, or none; got {count}")
+        measured = {(cost.exit, cost.codec, cost.compress) for cost in self.codecs}
+        wanted = {(exit, codec, packs) for exit in range(1, needed) for codec in CODECS for packs in (False, True)}
+        require(measured == wanted, "codecs", "every codec is needed, with and without compression, of every exit")
+
+    def largest_request(self, exit: int) -> int:
+        """Bytes that a request to a node of `exit` may have: as inputs, bytes written as numbers, or as features."""
+        numbers = math.prod(self.input_shape)
+        sample = 2 * numbers * DATATYPES[self.input_datatype]().itemsize
+        for entry in self.segments[: exit - 1]:
+            sample = max(sample, 4 * (math.prod(entry.feature_shape) + self.num_classes))
+        return min(max(2**16 + MAX_SAMPLES * sample, LEAST_LIMIT), MAX_MESSAGE)
 
     @property
     def accuracy(self) -> float:
@@ -164,11 +195,13 @@ def load_bundle(path: str | Path, *, max_exit: int | None = None) -> Bundle:
     path = Path(path)
     text = _read_bytes(path, MANIFEST)
     manifest = _decode_manifest(path / MANIFEST, text)
-    system = tomllib.loads(_read(path, SYSTEM, manifest.files.get(SYSTEM, "")).decode())
-    nodes = decode_list(Node, system.get("nodes", []), "nodes")
+    topology = _decode_topology(path / SYSTEM, _read(path, SYSTEM, manifest.files.get(SYSTEM, "")))
+    for node in topology.nodes:
+        if node.name not in manifest.nodes or node.exit > len(manifest.segments):
+            raise BundleError(f"{path / MANIFEST}: has no threshold or no segment for node {node.name!r}")
     wanted = manifest.segments[:max_exit]
     segments = tuple(_read(path, entry.file, manifest.files.get(entry.file, "")) for entry in wanted)
-    return Bundle(path, hashlib.sha256(text).hexdigest(), manifest, Topology(tuple(nodes)), segments)
+    return Bundle(path, hashlib.sha256(text).hexdigest(), manifest, topology, segments)
 
 
 def write_bundle(path: Path, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
@@ -178,25 +211,44 @@ def write_bundle(path: Path, manifest: Manifest, contents: Mapping[str, bytes]) 
     write_atomically(path / MANIFEST, json.dumps(encode(manifest), indent=1, allow_nan=False).encode())
 
 
+def segment_file(exit: int) -> str:
+    """Where its segment is."""
+    return f"segment-{exit}.onnx"
+
+
 def sha256(data: bytes) -> str:
     """In hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
+def _require_sizes(shape: tuple[int, ...], key: str) -> None:
+    require(all(size >= 1 for size in shape), key, f"must be sizes from 1, got {list(shape)}")
+
+
 def _decode_manifest(path: Path, text: bytes) -> Manifest:
     try:
-        table = json.loads(text)
+        table = json.loads(text, parse_constant=_no_number)
         found = table.get("format") if isinstance(table, dict) else None
         if found != FORMAT:
             raise BundleError(f"{path}: is a bundle of format {found!r}, this exitflow reads {FORMAT}; export it again")
-        manifest = decode(Manifest, table)
-        count, needed = len(manifest.blends), len(manifest.segments)
-        require(count in (0, needed), "blends", f"one for each of {needed} segments, or none; got {count}")
-        return manifest
-    except (ValueError, UnicodeDecodeError):
+        return decode(Manifest, table)
+    except (ValueError, RecursionError):
         raise BundleError(f"{path}: is not valid JSON; export the bundle again") from None
     except ConfigError as error:
         raise BundleError(f"{path}: {error.key}: {error.problem}") from None
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(name)
+
+
+def _decode_topology(path: Path, text: bytes) -> Topology:
+    try:
+        return Topology(tuple(decode_list(Node, parse_toml(text.decode()).get("nodes", []), "nodes")))
+    except UnicodeDecodeError:
+        raise BundleError(f"{path}: is not a text file in UTF-8") from None
+    except ConfigError as error:
+        raise BundleError(f"{path}: {error}") from None
 
 
 def _read(path: Path, file: str, expected: str) -> bytes:
@@ -207,8 +259,6 @@ def _read(path: Path, file: str, expected: str) -> bytes:
 
 
 def _read_bytes(path: Path, file: str) -> bytes:
-    if "/" in file or file.startswith("."):
-        raise BundleError(f"{path}: the manifest names {file!r}, which is no file of a bundle")
     try:
         return (path / file).read_bytes()
     except FileNotFoundError:

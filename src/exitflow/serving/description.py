@@ -8,9 +8,9 @@ from typing import Any
 
 from exitflow import __version__
 from exitflow.serving.answers import INPUT, OUTPUTS
+from exitflow.serving.bundle import MAX_SAMPLES
 from exitflow.serving.messages import MESSAGES
 from exitflow.serving.node import Node
-from exitflow.serving.requests import MAX_SAMPLES
 
 EXTENSIONS = ("model_configuration", "statistics", "binary_tensor_data", "model_repository")
 PLATFORM = "onnxruntime_onnx"

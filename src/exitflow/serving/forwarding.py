@@ -126,7 +126,9 @@ class Forwarder:
             request = self._request(link.name, asked, computed)
             link.counts.forwarded += len(asked)
             response = await link.infer(request, timeout)
-            answers = Answers.from_message(response, len(asked), computed.scores.shape[1])
+            loaded = asked[0].job.key
+            deeper = range(loaded.engine.exit + 1, len(loaded.bundle.manifest.segments) + 1)
+            answers = Answers.from_message(response, len(asked), computed.scores.shape[1], deeper)
         except LinkError:
             raise
         except BadAnswerError as error:

@@ -17,9 +17,8 @@ from google.protobuf.message import DecodeError
 from exitflow.errors import ExitflowError, ServingError
 from exitflow.serving.answers import BadRequestError
 from exitflow.serving.batching import OverloadedError
-from exitflow.serving.bundle import SAMPLES
+from exitflow.serving.bundle import MAX_MESSAGE, SAMPLES
 from exitflow.serving.description import model_config, model_metadata, server_metadata, statistics_message, status
-from exitflow.serving.links import MAX_MESSAGE
 from exitflow.serving.messages import MESSAGES, METHODS, SERVICE, ModelInferRequest
 from exitflow.serving.node import ExpiredError, Node, UnknownVersionError
 from exitflow.serving.requests import FROM, UnknownModelError, check_model, understand_message
@@ -28,6 +27,7 @@ from exitflow.serving.spec import ServingSpec
 log = logging.getLogger("exitflow.serving")
 
 OWN_SERVICE = "exitflow.Node"
+MAX_PENDING = 16_384  # calls that gRPC holds for us; beyond its own limits it cancels them, at random and uncounted
 Code = grpc.StatusCode
 Context = Any  # grpc.aio.ServicerContext, which is generic without need
 
@@ -215,7 +215,9 @@ async def start_grpc(
     """(server, port), listening."""
     options = [
         ("grpc.max_send_message_length", MAX_MESSAGE),
-        ("grpc.max_receive_message_length", MAX_MESSAGE),
+        ("grpc.max_receive_message_length", node.max_message),
+        ("grpc.server.max_pending_requests", MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.max_ping_strikes", 0),  # children make sure that the connection is alive
     ]

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from exitflow.serving.bundle import MAX_MESSAGE
 from exitflow.serving.messages import MESSAGES, SERVICE, ModelInferResponse
 from exitflow.serving.security import Security
 
@@ -25,7 +26,6 @@ log = logging.getLogger("exitflow.serving")
 MAX_FAILURES = 3  # in a row, of a parent that is slow or answers nonsense
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between asking a parent that is down
 PROBE_TIMEOUT = 1.0
-MAX_MESSAGE = 64 * 2**20  # bytes
 
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE),

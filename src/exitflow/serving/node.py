@@ -67,8 +67,10 @@ class Node:
         security = security or Security()
         self.links = {parent: ParentLink(parent, address, security) for parent, address in parents.items()}
         self.current = self._load(bundle)
+        self.max_message = bundle.manifest.largest_request(self.exit)  # bytes
         self.previous: Loaded | None = None
         self.control = self._control(bundle)
+        self._expect(bundle)
         self.in_flight = 0
         self.draining = False
         self._reloading = asyncio.Lock()
@@ -100,9 +102,9 @@ class Node:
         """The bundles that are answered with, the newest first."""
         return [self.current, self.previous] if self.previous else [self.current]
 
-    def version(self, wanted: str) -> Loaded:
-        """The loaded bundle that a request names; "": the newest."""
-        for loaded in self.loaded:
+    def version(self, wanted: str, among: Sequence[Loaded] = ()) -> Loaded:
+        """The loaded bundle, of some or of all, that a request names; "": the newest."""
+        for loaded in among or self.loaded:
             if wanted in ("", loaded.bundle.version, loaded.bundle.hash):
                 return loaded
         raise UnknownVersionError(f"node {self.name!r} serves bundle {self.current.bundle.version}, not {wanted[:12]}")
@@ -260,8 +262,7 @@ class Node:
         entry = bundle.node(self.name)
         manifest = bundle.manifest
         engine = Engine(bundle.segments[: entry.exit], blends=manifest.blends, threads=self.spec.threads)
-        example = np.zeros((1, *manifest.input_shape), dtype=DATATYPES[manifest.input_datatype])
-        seconds = engine.seconds_per_batch(example)
+        seconds = _warm_up(engine, bundle)
         payloads = {}
         for parent in self.links:
             payloads[parent], why = choose_payload(manifest, entry.exit, self.spec.link(parent), seconds)
@@ -271,17 +272,18 @@ class Node:
 
     def _control(self, bundle: Bundle) -> ForwardControl:
         entry = bundle.node(self.name)
-        links = [link for link in entry.parents if link.name in self.links]
-        for link in links:
-            self.links[link.name].expect(bundle.manifest.name, bundle.hash)
         return ForwardControl(
-            links,
+            [link for link in entry.parents if link.name in self.links],
             bundle.manifest.nodes[self.name],
             planned_rate=bundle.plan.nodes[self.name].received_rate,
             burst_seconds=self.spec.burst_seconds,
             now=monotonic(),
             limited=self.spec.control == "rate",
         )
+
+    def _expect(self, bundle: Bundle) -> None:
+        for link in self.links.values():
+            link.expect(bundle.manifest.name, bundle.hash)
 
     async def reload(self) -> Bundle:
         """Read the bundle's directory again; requests under way end with the bundle that they began with."""
@@ -295,9 +297,12 @@ class Node:
                     f"{path}: the new bundle has no node {self.name!r} with exit {exit}; restart the node"
                 )
             self._check_parents(bundle, self.links)
-            loaded = await asyncio.to_thread(self._load, bundle)
-            self.previous, self.current = self.current, loaded
-            self.control = self._forwarder.control = self._control(bundle)
+            if bundle.manifest.largest_request(exit) > self.max_message:
+                raise BundleError(f"{path}: the new bundle takes larger requests; restart the node")
+            loaded, control = await asyncio.to_thread(self._load, bundle), self._control(bundle)
+            self.previous, self.current = self.current, loaded  # from here on nothing fails
+            self.control = self._forwarder.control = control
+            self._expect(bundle)
             log.info("node %s now serves bundle %s", self.name, bundle.version)
             return bundle
 
@@ -309,6 +314,20 @@ class Node:
         for link in self.links.values():
             await link.close()
         self._batcher.close()
+
+
+def _warm_up(engine: Engine, bundle: Bundle) -> float:
+    """Seconds that a sample takes; it also shows whether the segments are what the manifest says."""
+    manifest = bundle.manifest
+    example = np.zeros((1, *manifest.input_shape), dtype=DATATYPES[manifest.input_datatype])
+    try:
+        features, logits = engine.run({0: example})
+    except Exception as error:  # ONNX Runtime raises types of its own, all bare
+        raise BundleError(f"{bundle.path}: its segments do not take what the manifest says: {error}") from None
+    shape = manifest.segments[engine.exit - 1].feature_shape
+    if logits.shape[1:] != (manifest.num_classes,) or (features is not None and features.shape[1:] != shape):
+        raise BundleError(f"{bundle.path}: its segments give other shapes than the manifest says")
+    return engine.seconds_per_batch(example)
 
 
 def _refuse_overflown(computed: Computed, fine: npt.NDArray[np.bool_]) -> Computed:

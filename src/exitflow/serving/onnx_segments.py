@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from exitflow.data.dataset import Preparation
 from exitflow.models.nested import NestedModel
+from exitflow.serving.bundle import MAX_SAMPLES
 from exitflow.serving.engine import Engine
 
 OPSET = 20
-MAX_BATCH = 1024
 _CALIBRATION_BATCH = 64
 
 Array = npt.NDArray[Any]
@@ -90,7 +90,7 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
 
 
 def _export(network: nn.Module, carries: tuple[Tensor, ...], output_names: list[str]) -> onnx.ModelProto:
-    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
+    batch = torch.export.Dim("batch", min=1, max=MAX_SAMPLES)
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

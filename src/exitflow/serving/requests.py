@@ -13,11 +13,10 @@ import numpy.typing as npt
 from exitflow.errors import suggestion
 from exitflow.serving import codecs
 from exitflow.serving.answers import FEATURES, INPUT, LOGITS, OUTPUTS, BadRequestError
-from exitflow.serving.bundle import DATATYPES
+from exitflow.serving.bundle import DATATYPES, MAX_SAMPLES
 from exitflow.serving.jobs import Loaded
 from exitflow.serving.node import Node
 
-MAX_SAMPLES = 1024  # in one request; the segments were exported for no more
 MAX_OUTPUTS = 16  # the same may come twice
 _CONTENTS = {"UINT8": "uint_contents", "FP32": "fp32_contents"}
 FROM = "exitflow_from"
@@ -52,10 +51,11 @@ class Wanted:
 
 def check_model(node: Node, name: str, version: str) -> Loaded:
     """The loaded bundle that is meant."""
-    here = node.current.bundle.manifest.name
-    if name not in {loaded.bundle.manifest.name for loaded in node.loaded}:
+    named = [loaded for loaded in node.loaded if loaded.bundle.manifest.name == name]
+    if not named:
+        here = node.current.bundle.manifest.name
         raise UnknownModelError(f"there is no model {name[:100]!r}; this node serves {here!r}")
-    return node.version(version)
+    return node.version(version, named)
 
 
 def understand_message(node: Node, request: Any, *, may_forward: bool) -> Wanted:

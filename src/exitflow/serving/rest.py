@@ -25,13 +25,14 @@ import uvicorn
 
 from exitflow.errors import ServingError
 from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
+from exitflow.serving.batching import OverloadedError
+from exitflow.serving.bundle import MAX_SAMPLES
 from exitflow.serving.description import model_config, model_metadata, problems, server_metadata, statistics, status
 from exitflow.serving.grpc_server import as_refusal, check_token, max_connections
-from exitflow.serving.links import MAX_MESSAGE
 from exitflow.serving.metrics import prometheus_text
 from exitflow.serving.node import Node
 from exitflow.serving.openapi import description
-from exitflow.serving.requests import MAX_SAMPLES, Tensor, check_model, understand
+from exitflow.serving.requests import Tensor, check_model, understand
 from exitflow.serving.security import CERTIFICATE, KEY, Security
 
 Code = grpc.StatusCode
@@ -47,7 +48,7 @@ HTTP_STATUS = {
 }
 BINARY_HEADER = "inference-header-content-length"
 _JSON = "application/json"
-_TOO_LARGE = f"a request has at most {MAX_MESSAGE} bytes"
+MAX_HELD = 256 * 2**20  # bytes of bodies that are still coming in
 MAX_JSON = 8 * 2**20  # bytes: reading it holds everything else up
 
 
@@ -83,6 +84,7 @@ class RestApp:
 
     def __init__(self, node: Node, *, token: str | None) -> None:
         self._node, self._token = node, token
+        self._held = 0  # bytes of bodies that are still coming in
         model = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
         routes: list[tuple[str, str, Callable[[Request], Any]]] = [
             ("GET", r"/healthz", lambda _: _json({"live": True})),
@@ -133,11 +135,40 @@ class RestApp:
                 if self._token is not None and path not in self._open_paths:
                     check_token(headers.get("authorization", ""), self._token)
                 names = [unquote(name) for name in match.groups() if name is not None]
-                body = await _body(receive, headers) if method == "POST" else b""
+                body = await self._body(receive, headers) if method == "POST" else b""
                 response = handler(Request(headers, body, names))
                 return await response if asyncio.iscoroutine(response) else response  # type: ignore[no-any-return]
         allow = ", ".join(allowed for allowed, _, _ in found)
         return Response(json.dumps({"error": f"use {allow}"}).encode(), 405, headers=(("allow", allow),))
+
+    @property
+    def _most_json(self) -> int:
+        shape = self._node.current.bundle.manifest.input_shape
+        return min(MAX_JSON, 2**16 + 32 * MAX_SAMPLES * math.prod(shape))
+
+    async def _body(self, receive: Any, headers: Mapping[str, str]) -> bytes:
+        most = max(self._node.max_message, self._most_json)
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > most:
+            raise _too_large(most)
+        chunks, size = [], 0
+        try:
+            while True:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise BadRequestError("the connection ended before the request did")
+                chunks.append(event.get("body", b""))
+                size += len(chunks[-1])
+                self._held += len(chunks[-1])
+                if size > most:
+                    raise _too_large(most)
+                if self._held > MAX_HELD:
+                    raise OverloadedError
+                if not event.get("more_body"):
+                    break
+        finally:
+            self._held -= size
+        return _decompressed(b"".join(chunks), headers.get("content-encoding", "identity"), most)
 
     def _ready(self, detail: Mapping[str, Any]) -> Response:
         return _json(detail, 503 if self._node.draining else 200)
@@ -168,8 +199,7 @@ class RestApp:
         return _json({"name": bundle.manifest.name, "version": bundle.version})
 
     async def _infer(self, request: Request) -> Response:
-        shape = self._node.current.bundle.manifest.input_shape
-        document, binary = _split_body(request, most=min(MAX_JSON, 2**16 + 32 * MAX_SAMPLES * math.prod(shape)))
+        document, binary = _split_body(request, most=self._most_json)
         tensor, outputs, parameters = _understand_json(document, binary)
         wanted = understand(
             self._node,
@@ -196,33 +226,22 @@ def _statistics(node: Node) -> dict[str, Any]:
     return {"model_stats": [statistics(node)]}
 
 
-async def _body(receive: Any, headers: Mapping[str, str]) -> bytes:
-    chunks, size = [], 0
-    while True:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            raise BadRequestError("the connection ended before the request did")
-        chunks.append(event.get("body", b""))
-        size += len(chunks[-1])
-        if size > MAX_MESSAGE:
-            raise TooLargeError(_TOO_LARGE)
-        if not event.get("more_body"):
-            break
-    return _decompressed(b"".join(chunks), headers.get("content-encoding", "identity"))
+def _too_large(most: int) -> TooLargeError:
+    return TooLargeError(f"a request has at most {most} bytes here")
 
 
-def _decompressed(body: bytes, encoding: str) -> bytes:
+def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
     if encoding == "identity":
         return body
     if encoding not in ("gzip", "deflate"):
         raise BadRequestError(f"content-encoding must be gzip or deflate, got {encoding[:40]!r}")
     inflater = zlib.decompressobj(31 if encoding == "gzip" else 15)
     try:
-        plain = inflater.decompress(body, MAX_MESSAGE + 1)
+        plain = inflater.decompress(body, most + 1)
     except zlib.error as error:
         raise BadRequestError(f"the body is not valid {encoding}: {error}") from None
-    if len(plain) > MAX_MESSAGE:
-        raise TooLargeError(_TOO_LARGE)
+    if len(plain) > most:
+        raise _too_large(most)
     return plain
 
 

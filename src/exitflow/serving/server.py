@@ -133,3 +133,5 @@ async def _reload(node: Node) -> None:
         await node.reload()
     except ExitflowError as error:
         log.error("the bundle was not loaded again: %s", error)
+    except Exception:
+        log.exception("the bundle was not loaded again")
