@@ -48,6 +48,9 @@ EXTRAS = {  # package -> the extra that installs it
 }
 
 
+RESUMED_BY = {"train": "train --resume", "compare": "compare", "reproduce": "reproduce"}
+
+
 class _Group(click.Group):
     """Loads a command when it is called, and prints the errors of exitflow as one sentence, without a traceback."""
 
@@ -67,7 +70,8 @@ class _Group(click.Group):
         except ExitflowError as error:
             problem, exit_code = str(error), error.exit_code
         except KeyboardInterrupt:
-            problem, exit_code = "interrupted; `train --resume`, `compare` and `reproduce` go on where they were", 130
+            goes_on = RESUMED_BY.get(str(ctx.invoked_subcommand), "")
+            problem, exit_code = f"interrupted{goes_on and f'; `{goes_on}` goes on where it was'}", 130
         except OSError as error:
             if error.errno == errno.EPIPE:  # a reader such as `head` has seen enough
                 raise

@@ -60,12 +60,12 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ConfigError(f"is not valid TOML: {error}") from None
 
 
-def parse_assignment(text: str) -> tuple[list[str], Any]:
+def parse_assignment(text: str, example: str = "training.rounds=5") -> tuple[list[str], Any]:
     """`training.rounds=5` as (["training", "rounds"], 5); the value is TOML, or else a plain string."""
     key, equals, value = text.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
-        raise ConfigError(f"expected key=value, such as training.rounds=5, got {text!r}", key="--set")
+        raise ConfigError(f"expected key=value, such as {example}, got {text!r}", key="--set")
     try:
         return path, parse_toml(f"value = {value}")["value"]
     except ConfigError:

@@ -104,6 +104,19 @@ def test_tritons_http_client(bundle, tree, inputs, binary, compression):
         assert answer.get_response()["id"] == "77"
         check_answer(client.infer(name, [tensor]), bundle)
         assert client.get_inference_statistics(name)["model_stats"][0]["inference_count"] >= 6
+        assert client.get_inference_statistics()["model_stats"][0]["name"] == name
+
+
+@pytest.mark.parametrize(("triton", "kind"), [(tritonclient.grpc, "grpc"), (tritonclient.http, "http")])
+def test_what_would_change_the_answer_and_is_not_there_is_refused(bundle, tree, inputs, triton, kind):
+    tensor = triton.InferInput("input", [3, *INPUT_SHAPE], "UINT8")
+    tensor.set_data_from_numpy(inputs)
+    wanted = [triton.InferRequestedOutput("scores", class_count=2)]
+    with (
+        triton.InferenceServerClient(getattr(place(tree), kind)) as client,
+        pytest.raises(triton.InferenceServerException, match="cannot have the parameter 'classification' here"),
+    ):
+        client.infer(bundle.manifest.name, [tensor], outputs=wanted)
 
 
 def test_a_client_that_asks_wrongly_is_told_so(bundle, tree):

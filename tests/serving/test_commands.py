@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,7 +163,9 @@ def test_a_table_says_whether_it_came_out_as_planned(tree_with_limits):
     [
         (["load", "127.0.0.1:1", "--duration", "1"], "127.0.0.1:1: UNAVAILABLE"),
         (["load", "10.9.9.9:80"], "10.9.9.9:80 is not of this machine: give --remote"),
-        (["load", "nonsense"], "expected HOST:PORT, such as 127.0.0.1:8001, got 'nonsense'"),
+        (["load", "nonsense"], "there is no such bundle, and it is no HOST:PORT, got 'nonsense'"),
+        (["load", "127.0.0.1:x"], "expected HOST:PORT, such as 127.0.0.1:8001, got '127.0.0.1:x'"),
+        (["load", "127.0.0.1:1", "--set", "codec=u8"], "--set: these nodes run already, and keep the settings"),
         (["load", "127.0.0.1:1", "--rate", "5", "--concurrency", "2"], "give --rate or --concurrency, not both"),
         (
             ["load", "127.0.0.1:1", "--drift", "burst", "--concurrency", "2"],
@@ -187,7 +190,12 @@ def test_mistakes_are_one_sentence_and_exit_code_2(arguments, sentence):
         (["--node", "edge0"], "--node: there is no node 'edge0'; did you mean 'edge-0'?"),
         (["--node", "edge-0", "--parent", "cloud-0"], "--parent: expected NODE=HOST:PORT"),
         (["--node", "edge-0", "--parent", "cloud=127.0.0.1:1"], "'cloud' is no parent of node 'edge-0'; did you mean"),
+        (
+            ["--node", "edge-0", "--parent", "cloud-0=127.0.0.1:1", "--parent", "cloud-0=127.0.0.1:2"],
+            "--parent: 'cloud-0' is given twice, at 127.0.0.1:1 and 127.0.0.1:2",
+        ),
         (["--node", "edge-0", "--listen", "8001"], "--listen: expected HOST:PORT"),
+        (["--node", "edge-0", "--set", "codec"], "--set: expected key=value, such as codec=u8, got 'codec'"),
         (["--node", "edge-0", "--set", "codec=u16"], "codec: must be one of 'fp32', 'fp16', 'u8', 'u4', got 'u16'"),
         (["--node", "edge-0", "--set", "codex=u8"], "codex: unknown key; did you mean 'codec'?"),
         (
@@ -212,9 +220,9 @@ def test_serve_refuses_what_makes_no_sense(bundle, options, sentence):
 
 
 def test_a_port_that_is_taken_is_one_sentence(bundle, tree):
-    for option in ("grpc", "http"):
-        taken = getattr(tree.places["edge-0"], option)
-        ports = {"grpc": ["--listen", taken], "http": ["--listen", "127.0.0.1:0", "--http", taken]}[option]
+    for option in ("--listen", "--http", "--clients"):
+        taken = tree.places["edge-0"].grpc
+        ports = [option, taken, *([] if option == "--listen" else ["--listen", "127.0.0.1:0"])]
         result = subprocess.run(
             [sys.executable, "-m", "exitflow", "serve", str(bundle.path), "--node", "edge-0", *ports],
             capture_output=True,
@@ -223,8 +231,44 @@ def test_a_port_that_is_taken_is_one_sentence(bundle, tree):
             check=False,
         )
         assert result.returncode == 2
-        assert f"cannot listen on {taken}" in result.stderr
+        assert result.stderr.splitlines()[-1] == f"exitflow: {option}: cannot listen on {taken}: Address already in use"
         assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("codec=nonsense", "codec: must be one of 'fp32', 'fp16', 'u8', 'u4', got 'nonsense'"),
+        ("links.zz.codec=u8", "links.zz: there is no node 'zz'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["up", "load"])
+def test_settings_are_checked_before_any_node_starts(bundle, command, setting, sentence):
+    result = call(command, bundle.path, "--set", setting, code=2)
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_node_that_does_not_start_says_why(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain())
+    tree = LocalCluster(bundle, logs=tmp_path, options=["--certs", "/nowhere"])
+    with pytest.raises(ServingError, match=r"ended with exit code 2 before it was ready: exitflow: --certs: /nowhere"):
+        tree.start()
+
+
+def test_a_tree_that_serves_an_older_bundle_is_not_loaded_by_the_new_one(tmp_path):
+    old = make_bundle(tmp_path / "b", chain())
+    make_bundle(tmp_path / "new", chain(), seed=1)
+    with LocalCluster(old, logs=tmp_path) as tree, tree.announced():
+        shutil.rmtree(tmp_path / "b")
+        shutil.copytree(tmp_path / "new", tmp_path / "b")
+        result = call("load", tmp_path / "b", "--duration", 1, code=2)
+        assert "let it load that with: exitflow reload 127.0.0.1:" in result.stderr
+        result = call("reload", tree.places["cloud"].grpc, "127.0.0.1:1", code=2)
+        assert "127.0.0.1:1: UNAVAILABLE" in result.stderr
+        assert "; loaded before that: cloud (" in result.stderr
+        result = call("load", tmp_path / "b", "--set", "codec=u8", code=2)
+        assert "--set: these nodes run already" in result.stderr
 
 
 def test_every_command_shows_an_example():

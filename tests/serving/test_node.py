@@ -625,7 +625,7 @@ def test_over_http_a_full_queue_is_429_and_a_cut_link_is_told(eager, monkeypatch
             fake_parent(FakeParent(NUM_CLASSES, behaviour="UNAVAILABLE")) as address,
             running(eager, "device", {"edge": address}, spec=EAGER) as (node, _),
         ):
-            server = await start_rest(node, "127.0.0.1", 0, Security())
+            server = await start_rest(node, "127.0.0.1:0", Security())
             place = f"127.0.0.1:{server.port}"
             tensor = {"name": "input", "datatype": "UINT8", "shape": [1, *INPUT_SHAPE], "data": [0] * 16}
             body = json.dumps({"inputs": [tensor]})

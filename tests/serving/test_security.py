@@ -1,6 +1,7 @@
 """Who may listen where, and who may ask."""
 
 import asyncio
+import shutil
 import ssl
 import stat
 
@@ -149,4 +150,17 @@ def test_nodes_without_certificates_show_each_other_the_token(eager):
 def test_a_directory_without_certificates_is_one_sentence(eager, tmp_path):
     result = call("serve", eager.path, "--node", "cloud", "--listen", "127.0.0.1:0", "--certs", tmp_path)
     assert result.exit_code == 2
-    assert "node-key.pem: cannot be read: No such file or directory" in result.stderr
+    assert "ca.pem: cannot be read: No such file or directory" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [("ca.pem", "ca.pem"), ("node.pem", "node.pem with"), ("node-key.pem", "node.pem with node-key.pem")],
+)
+def test_certificates_that_are_none_are_one_sentence(eager, certs, tmp_path, file, what):
+    shutil.copytree(certs / "cloud", tmp_path / "certs")
+    (tmp_path / "certs" / file).write_text("-----BEGIN NONSENSE-----")
+    result = call("serve", eager.path, "--node", "cloud", "--listen", "127.0.0.1:0", "--certs", tmp_path / "certs")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"exitflow: --certs: {tmp_path / 'certs'}: {what}")
+    assert result.stderr.count("\n") == 1

@@ -119,7 +119,7 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
     Example:
       exitflow serve bundles/campus --node edge-0 --listen 127.0.0.1:8001 --parent cloud-0=127.0.0.1:8002
     """
-    from exitflow.serving.addresses import parse_parent
+    from exitflow.serving.addresses import parse_parents
     from exitflow.serving.security import Security
     from exitflow.serving.server import ServeOptions, serve
     from exitflow.serving.spec import serving_spec
@@ -130,7 +130,7 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
         ServeOptions(
             bundle,
             node,
-            parents=dict(map(parse_parent, parents)),
+            parents=parse_parents(parents),
             spec=serving_spec(settings),
             security=security,
             **options,
@@ -152,10 +152,10 @@ def up(bundle: str, settings: tuple[str, ...], as_json: bool) -> None:
     """
     from exitflow.serving.bundle import load_bundle
     from exitflow.serving.cluster import LocalCluster
-    from exitflow.serving.spec import serving_spec
+    from exitflow.serving.spec import check_links, serving_spec
 
-    serving_spec(settings)
-    loaded = load_bundle(bundle)
+    spec, loaded = serving_spec(settings), load_bundle(bundle)
+    check_links(spec, loaded)
     for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT too: a shell's background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     cluster = LocalCluster(loaded, options=[f"--set={text}" for text in settings])
@@ -322,12 +322,17 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
     """
     import asyncio
 
+    from exitflow.errors import ServingError
     from exitflow.serving.client import NodeClient, ask_each
     from exitflow.serving.security import Security
 
-    found = []
+    found: list[dict[str, Any]] = []
     for address in addresses:  # one after the other, in the order given
-        found += asyncio.run(ask_each([address], Security(**access), NodeClient.reload))
+        try:
+            found += asyncio.run(ask_each([address], Security(**access), NodeClient.reload))
+        except ServingError as error:
+            before = ", ".join(f"{status['node']} ({status['bundle'][:12]})" for status in found)
+            raise ServingError(f"{error}{f'; loaded before that: {before}' if before else ''}") from None
     if as_json:
         print_json({status["node"]: status["bundle"] for status in found})
         return
@@ -365,7 +370,7 @@ def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:
     for text in hosts:
         name, equals, host = text.partition("=")
         if not equals or not host or not host.isascii() or name not in (*names, "client"):
-            known = suggestion(name, names)
+            known = "" if name in names else suggestion(name, names)
             raise ConfigError(f"expected NODE=HOST with a node of the bundle, got {text!r}{known}", key="--host")
         by_node[name].append(host)
     make_certificates(Path(out), names, by_node, days=days)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
+from collections.abc import Sequence
 
-from exitflow.errors import ConfigError
+from exitflow.errors import ConfigError, ServingError
 
 
 def parse_address(text: str, key: str) -> tuple[str, int]:
@@ -25,8 +27,31 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def parse_parent(text: str) -> tuple[str, str]:
-    """`cloud=10.0.0.1:8001` as (node, address)."""
+def bound_socket(address: str, key: str) -> socket.socket:
+    """A socket that has the address, or a ServingError."""
+    host, port = parse_address(address, key)
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host.strip("[]"), port))
+    except OSError as error:
+        found.close()
+        raise ServingError(f"{key}: cannot listen on {address}: {error.strerror or error}") from None
+    return found
+
+
+def parse_parents(texts: Sequence[str]) -> dict[str, str]:
+    """Node -> address, from texts such as `cloud=10.0.0.1:8001`."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, address = _parse_parent(text)
+        if name in found:
+            raise ConfigError(f"{name!r} is given twice, at {found[name]} and {address}", key="--parent")
+        found[name] = address
+    return found
+
+
+def _parse_parent(text: str) -> tuple[str, str]:
     name, equals, address = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"expected NODE=HOST:PORT, such as cloud=127.0.0.1:8001, got {text!r}", key="--parent")

@@ -61,7 +61,7 @@ class LocalCluster:
                 self._processes[name] = self._spawn(name, bundle or self.bundle.path, options)
             deadline = time.monotonic() + READY_SECONDS
             for name in chosen:
-                _read_ready_line(name, self._processes[name], deadline)
+                self._read_ready_line(name, deadline)
         except BaseException:
             self.stop()
             raise
@@ -111,6 +111,22 @@ class LocalCluster:
             if log:
                 log.close()
 
+    def _read_ready_line(self, name: str, deadline: float) -> None:
+        process = self._processes[name]
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            if not selector.select(max(deadline - time.monotonic(), 0)):
+                raise ServingError(f"node {name!r} was not ready within {READY_SECONDS:g} s")
+        if not process.stdout.readline():
+            problem = f"node {name!r} ended with exit code {process.wait()} before it was ready"
+            raise ServingError(f"{problem}: {self._last_words(name)}")
+
+    def _last_words(self, name: str) -> str:
+        """The end of its log, which may be gone when somebody looks for it."""
+        lines = (self._logs / f"{name}.log").read_text(errors="replace").splitlines() if self._logs else []
+        return lines[-1] if lines else "its log says why"
+
     def __enter__(self) -> LocalCluster:
         self.start()
         return self
@@ -146,16 +162,3 @@ def _announcement(bundle: Path) -> Path:
     home = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     name = hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()[:16]
     return Path(home) / f"exitflow-{os.getuid()}" / f"{name}.json"
-
-
-def _read_ready_line(name: str, process: subprocess.Popen[str], deadline: float) -> dict[str, Any]:
-    assert process.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        if not selector.select(max(deadline - time.monotonic(), 0)):
-            raise ServingError(f"node {name!r} was not ready within {READY_SECONDS:g} s")
-    line = process.stdout.readline()
-    if not line:
-        raise ServingError(f"node {name!r} ended with exit code {process.wait()} before it was ready; its log says why")
-    found: dict[str, Any] = json.loads(line)
-    return found

@@ -15,6 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from exitflow.errors import ExitflowError, ServingError
+from exitflow.serving.addresses import bound_socket
 from exitflow.serving.answers import BadRequestError
 from exitflow.serving.batching import OverloadedError
 from exitflow.serving.bundle import MAX_MESSAGE, SAMPLES
@@ -210,9 +211,16 @@ def max_connections(spec: ServingSpec) -> int:
 
 
 async def start_grpc(
-    node: Node, address: str, *, credentials: grpc.ServerCredentials | None, token: str | None, may_forward: bool = True
+    node: Node,
+    address: str,
+    *,
+    credentials: grpc.ServerCredentials | None,
+    token: str | None,
+    may_forward: bool = True,
+    key: str = "--listen",
 ) -> tuple[grpc.aio.Server, int]:
-    """(server, port), listening."""
+    """(server, port), listening; `key` is where the address was given."""
+    bound_socket(address, key).close()  # gRPC would say why not in lines of its own
     options = [
         ("grpc.max_send_message_length", MAX_MESSAGE),
         ("grpc.max_receive_message_length", node.max_message),
@@ -228,6 +236,6 @@ async def start_grpc(
         port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError:
         await server.stop(None)
-        raise ServingError(f"--listen: cannot listen on {address}; is the port taken?") from None
+        raise ServingError(f"{key}: cannot listen on {address}; is the port taken?") from None
     await server.start()
     return server, port

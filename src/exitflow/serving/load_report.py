@@ -81,7 +81,7 @@ def report(measured: Measured) -> LoadReport:
     rates = serving_plan(plan.topology)
     evaluation = evaluate_plan(plan.samples.outputs, plan.topology, rates, confidence_kind=plan.confidence)
     right, count = right_answers(measured), len(outcomes.rows)
-    exits = np.bincount(outcomes.exits, minlength=len(rates.exit_share) + 1)[1:]
+    exits = np.bincount(outcomes.exits, minlength=len(rates.exit_share) + 1)[1 : len(rates.exit_share) + 1]
     lasting = measured.lasting
     nodes = {name: _node_figures(measured, name, rates.nodes[name]) for name in lasting if name in rates.nodes}
     links = _link_figures(measured)

@@ -20,6 +20,7 @@ from exitflow.serving.cluster import LocalCluster, running_tree
 from exitflow.serving.load import LoadGenerator, LoadPlan, scaled
 from exitflow.serving.load_report import LoadReport, report
 from exitflow.serving.security import Security
+from exitflow.serving.spec import check_links, serving_spec
 from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import serving_plan
 
@@ -51,6 +52,7 @@ class LoadOptions:
         if self.concurrency is not None and self.drift in ("traffic", "burst"):
             problem = f"{self.drift!r} changes when requests arrive, which --concurrency leaves to the answers"
             raise ConfigError(f"{problem}; give --rate instead, or --drift difficulty", key="--drift")
+        serving_spec(self.settings)
 
 
 def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:
@@ -79,13 +81,16 @@ def _nodes(
     """Where the nodes are and what they serve; those that were started for this are stopped again."""
     first, *others = options.targets
     if not Path(first).is_dir():
+        _refuse_settings(options)
         yield _of_addresses(options, security)
         return
     if not (Path(first) / MANIFEST).is_file() or others:
         load_bundle(first)
         raise ConfigError("give one BUNDLE, or ADDRESSES, not both", key="load")
     bundle = load_bundle(first)
+    check_links(serving_spec(options.settings), bundle)
     if tree := running_tree(bundle.path):
+        _refuse_settings(options)
         yield _of_bundle(bundle, {name: place.grpc for name, place in tree.items()}, security)
         return
     settings = [f"--set={text}" for text in options.settings]
@@ -96,14 +101,27 @@ def _nodes(
 def _of_bundle(
     bundle: Bundle, addresses: Mapping[str, str], security: Security
 ) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
-    (status,) = asyncio.run(ask_each([next(iter(addresses.values()))], security, NodeClient.status))
-    return addresses, bundle.topology, bundle.samples(), status
+    statuses = asyncio.run(ask_each(addresses.values(), security, NodeClient.status))
+    for status, address in zip(statuses, addresses.values(), strict=True):
+        if status["bundle"] != bundle.hash:
+            raise ServingError(
+                f"node {status['node']!r} serves bundle {status['bundle'][:12]}, but {bundle.path} is {bundle.version} "
+                f"by now; let it load that with: exitflow reload {address}"
+            )
+    return addresses, bundle.topology, bundle.samples(), statuses[0]
+
+
+def _refuse_settings(options: LoadOptions) -> None:
+    if options.settings:
+        raise ConfigError("these nodes run already, and keep the settings that they have", key="--set")
 
 
 def _of_addresses(
     options: LoadOptions, security: Security
 ) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
     for address in options.targets:
+        if ":" not in address:
+            raise ConfigError(f"there is no such bundle, and it is no HOST:PORT, got {address!r}", key="BUNDLE|ADDRESS")
         host, _ = parse_address(address, "BUNDLE|ADDRESS")
         if not is_loopback(host) and not options.remote:
             raise ConfigError(f"{address} is not of this machine: give --remote to load it all the same", key="load")

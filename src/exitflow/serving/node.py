@@ -30,7 +30,7 @@ from exitflow.serving.links import ParentLink
 from exitflow.serving.payload import choose_payload
 from exitflow.serving.rate_control import ForwardControl
 from exitflow.serving.security import Security
-from exitflow.serving.spec import ServingSpec
+from exitflow.serving.spec import ServingSpec, check_links
 
 log = logging.getLogger("exitflow.serving")
 
@@ -255,8 +255,7 @@ class Node:
             if parent not in known:
                 problem = f"{parent!r} is no parent of node {self.name!r}{suggestion(parent, known)}"
                 raise ConfigError(problem, key="--parent")
-        for name in self.spec.links:  # a tree's nodes are all told the same: it need not be a parent of this one
-            bundle.node(name, key=f"links.{name}")
+        check_links(self.spec, bundle)
 
     def _load(self, bundle: Bundle) -> Loaded:
         entry = bundle.node(self.name)

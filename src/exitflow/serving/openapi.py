@@ -49,6 +49,7 @@ def description(node: Node) -> dict[str, Any]:
         "/v2": _get("The server.", _object(name=text, version=text, extensions=things)),
         "/v2/health/live": _get("Whether the process lives.", _object(live=flag)),
         "/v2/health/ready": _get("Whether it takes requests.", _object(ready=flag)),
+        "/v2/models/stats": _get("Triton's statistics.", _object(model_stats=things)),
         model: _get("Inputs and outputs.", _object(name=text, versions=things, inputs=things, outputs=things), "404"),
         f"{model}/ready": _get("Whether the model is here.", _object(name=text), "404"),
         f"{model}/config": _get("Triton's configuration.", _object(name=text, max_batch_size={"type": "integer"})),

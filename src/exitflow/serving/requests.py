@@ -71,6 +71,8 @@ def understand_message(node: Node, request: Any, *, may_forward: bool) -> Wanted
         Tensor(tensor.name, tensor.datatype, tensor.shape, raw[index] if raw else _numbers(tensor))
         for index, tensor in enumerate(request.inputs)
     ]
+    for output in request.outputs:
+        check_output_parameters(output.parameters)
     outputs = [output.name for output in request.outputs] if request.outputs else ()
     return understand(
         node,
@@ -80,6 +82,13 @@ def understand_message(node: Node, request: Any, *, may_forward: bool) -> Wanted
         parameters,
         may_forward=may_forward,
     )
+
+
+def check_output_parameters(parameters: Mapping[str, Any]) -> None:
+    """Those of Triton that would change the answer, and that we do not have, are not passed over."""
+    for name in ("classification", "shared_memory_region"):
+        if name in parameters:
+            raise BadRequestError(f"an output cannot have the parameter {name!r} here; 'scores' holds all classes")
 
 
 def understand(

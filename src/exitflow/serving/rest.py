@@ -23,7 +23,7 @@ import grpc
 import numpy as np
 import uvicorn
 
-from exitflow.errors import ServingError
+from exitflow.serving.addresses import bound_socket
 from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
 from exitflow.serving.batching import OverloadedError
 from exitflow.serving.bundle import MAX_SAMPLES
@@ -32,7 +32,7 @@ from exitflow.serving.grpc_server import as_refusal, check_token, max_connection
 from exitflow.serving.metrics import prometheus_text
 from exitflow.serving.node import Node
 from exitflow.serving.openapi import description
-from exitflow.serving.requests import Tensor, check_model, understand
+from exitflow.serving.requests import Tensor, check_model, check_output_parameters, understand
 from exitflow.serving.security import CERTIFICATE, KEY, Security
 
 Code = grpc.StatusCode
@@ -95,6 +95,7 @@ class RestApp:
             ("GET", r"/v2", lambda _: _json(server_metadata())),
             ("GET", r"/v2/health/live", lambda _: _json({"live": True})),
             ("GET", r"/v2/health/ready", lambda _: self._ready({"ready": not node.draining})),
+            ("GET", r"/v2/models/stats", lambda _: _json(_statistics(node))),
             ("GET", model, lambda request: self._about(request, model_metadata)),
             ("GET", model + "/ready", self._model_ready),
             ("GET", model + "/config", lambda request: self._about(request, partial(model_config, named=True))),
@@ -309,6 +310,7 @@ def _understand_json(
     if not named:
         raise BadRequestError("'outputs' must be a list of tensors with a 'name'")
     for output in outputs:
+        check_output_parameters(_object(output, "parameters"))
         _flag(_object(output, "parameters"), "binary_data")
     _flag(_object(document, "parameters"), "binary_data_output")
     return Tensor(name, datatype, shape, data), outputs, _object(document, "parameters")
@@ -406,17 +408,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def start_rest(node: Node, host: str, port: int, security: Security) -> RestServer:
+async def start_rest(node: Node, address: str, security: Security) -> RestServer:
     """Listening when it returns."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host.strip("[]"), port))
-        listening.listen()  # who comes before uvicorn has started waits for it
-    except OSError as error:
-        listening.close()
-        raise ServingError(f"--http: cannot listen on {host}:{port}: {error.strerror}") from None
+    listening = bound_socket(address, "--http")
+    listening.listen()  # who comes before uvicorn has started waits for it
     config = uvicorn.Config(
         RestApp(node, token=security.token),
         http="h11",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ class Security:
         """A token must fit into a header."""
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
             raise ConfigError("must be printable ASCII, not empty and without line breaks", key="--token")
+        if self.certs:
+            self._check_certificates()
 
     @property
     def mutual(self) -> bool:
@@ -67,6 +70,20 @@ class Security:
             return None
         self._read(name)
         return str(Path(self.certs) / name)
+
+    def _check_certificates(self) -> None:
+        """Here and not in gRPC, which says only that it cannot listen."""
+        for name in (CA, CERTIFICATE, KEY):
+            self._read(name)
+        folder = Path(self.certs or "")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        what = CA
+        try:
+            context.load_verify_locations(folder / CA)
+            what = f"{CERTIFICATE} with {KEY}"
+            context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(f"{self.certs}: {what} cannot be used: {error}", key="--certs") from None
 
     def _read(self, name: str) -> bytes:
         path = Path(self.certs or "") / name

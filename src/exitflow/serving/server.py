@@ -86,23 +86,22 @@ async def _serve(options: ServeOptions) -> None:
 async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExitStack) -> dict[str, str]:
     """Where: kind of port -> address."""
     security = options.security
-    ports = [("grpc", options.listen, security.node_credentials(), True)]
+    ports = [("grpc", "--listen", options.listen, security.node_credentials(), True)]
     if options.clients:
-        ports.append(("clients", options.clients, security.client_credentials(), not security.mutual))
+        ports.append(("clients", "--clients", options.clients, security.client_credentials(), not security.mutual))
     where = {}
-    for kind, address, credentials, may_forward in ports:
+    for kind, key, address, credentials, may_forward in ports:
         server, port = await start_grpc(
-            node, address, credentials=credentials, token=security.token, may_forward=may_forward
+            node, address, credentials=credentials, token=security.token, may_forward=may_forward, key=key
         )
         stack.push_async_callback(server.stop, GRACE)
         where[kind] = f"{parse_address(address, '')[0]}:{port}"
     if options.http:
         from exitflow.serving.rest import start_rest  # 8 MB that a node without HTTP does without
 
-        host, port = parse_address(options.http, "--http")
-        rest = await start_rest(node, host, port, security)
+        rest = await start_rest(node, options.http, security)
         stack.push_async_callback(rest.close)
-        where["http"] = f"{host}:{rest.port}"
+        where["http"] = f"{parse_address(options.http, '')[0]}:{rest.port}"
     return where
 
 

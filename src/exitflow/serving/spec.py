@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from exitflow.config import assign, decode, encode, located, parse_assignment, require
+from exitflow.serving.bundle import Bundle
 
 CodecName = Literal["fp32", "fp16", "u8", "u4"]
 ForwardWhat = Literal["auto", "feature", "input"]
@@ -60,10 +61,16 @@ class ServingSpec:
         return replace(self, **encode(self.links[parent]), links={}) if parent in self.links else self
 
 
+def check_links(spec: ServingSpec, bundle: Bundle) -> None:
+    """A tree's nodes are all told the same: what is named need not be a parent of each, but a node of the bundle."""
+    for name in spec.links:
+        bundle.node(name, key=f"links.{name}")
+
+
 def serving_spec(overrides: Sequence[str] = ()) -> ServingSpec:
     """The defaults, changed by texts such as "codec=u8"."""
     table: dict[str, Any] = {}
     for text in overrides:
-        path, value = parse_assignment(text)
+        path, value = parse_assignment(text, example="codec=u8")
         assign(table, path, value)
     return decode(ServingSpec, table)
