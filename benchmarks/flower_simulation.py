@@ -1,6 +1,6 @@
 """One round of ours beside one round of Flower's own simulation engine: same model, tensors, steps, machine.
 
-Both train the paper's seven nodes, p = 0, on the same batches, and aggregate with the same function. Flower's clients
+Both train the paper's seven nodes, p = 0, on the same data, and aggregate with the same function. Flower's clients
 hold model and data from round to round, as ours do; its server asks for answers as its strategies do. Two kinds of
 clients: with plain PyTorch, as Flower's own quick start shows, and with our trainer and the covered tensors packed into
 one array, which leaves the simulation engine as the only difference. Rounds alternate.

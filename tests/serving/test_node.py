@@ -654,6 +654,43 @@ def test_over_http_a_full_queue_is_429_and_a_cut_link_is_told(eager, monkeypatch
     asyncio.run(scenario())
 
 
+def test_bodies_that_are_too_large_too_many_or_never_end_hold_no_memory(eager, monkeypatch):
+    path, opened = f"/v2/models/{eager.manifest.name}/infer", []
+
+    async def post(port, length, body=b""):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        opened.append(writer)
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode() + body)
+        return reader
+
+    async def status(reader):
+        return int((await reader.readline()).split()[1])
+
+    async def scenario():
+        async with running(eager, "cloud") as (node, _):
+            server = await start_rest(node, "127.0.0.1:0", Security())
+            reader = await post(server.port, 5 * 2**20)  # refused by its head, before any of it comes
+            assert await status(reader) == 413
+            monkeypatch.setattr("exitflow.serving.rest.MAX_HELD", 2**20)
+            for _ in range(2):
+                await post(server.port, 2**20, bytes(2**19 - 1))
+            await asyncio.sleep(0.2)
+            reader = await post(server.port, 1000, bytes(1000))
+            assert await status(reader) == 429
+            assert node.counts.rejected == 1
+            monkeypatch.setattr("exitflow.serving.rest.BODY_SECONDS", 0.1)
+            for writer in opened:
+                writer.close()
+            await asyncio.sleep(0.2)
+            reader = await post(server.port, 1000, bytes(999))
+            assert await status(reader) == 400
+            assert b"did not come within 0.1 s" in await reader.read(1000)
+            opened[-1].close()
+            await server.close()
+
+    asyncio.run(scenario())
+
+
 def test_confident_answers_are_audited_when_the_link_has_room_and_agreement_is_counted(tmp_path):
     bundle = make_bundle(tmp_path / "b", chain(rate=1000.0, limits=(200.0, 50.0)))
     spec = replace(EAGER, audit_share=1.0)
@@ -725,7 +762,9 @@ def test_a_damaged_bundle_is_not_loaded_and_the_node_goes_on(tmp_path):
         (lambda m: m["nodes"].pop("cloud"), "has no threshold or no segment for node 'cloud'"),
         (lambda m: m.update(codecs=[]), "codecs: every codec is needed"),
         (lambda m: m.update(input_shape=[1, 5, 5]), "its segments do not take what the manifest says"),
-        (lambda m: m.update(num_classes=7), "its segments give other shapes than the manifest says"),
+        (lambda m: m.update(input_shape=[1] * 70), "its segments do not take what the manifest says"),
+        (lambda m: m.update(num_classes=7), "segment-1.onnx gives other shapes than the manifest says"),
+        (lambda m: m["segments"][1].update(feature_shape=[7]), "segment-2.onnx gives other shapes"),
         (lambda m: m.update(input_shape=[1, 4000, 4000]), "the new bundle takes larger requests; restart the node"),
     ],
 )

@@ -100,6 +100,44 @@ def test_an_idle_hour_does_not_make_everything_go_up():
     assert np.mean(np.array(forwarded) < 0.5) > 0.8
 
 
+def test_where_most_are_equally_sure_the_hard_ones_still_go_first():
+    rng = np.random.default_rng(5)
+    current, now, hard, easy = control(5.0, rate=25.0), 0.0, [], 0
+    for _ in range(5000):
+        now += rng.exponential(0.04)
+        is_hard = rng.random() < 0.05
+        went = current.route(np.array([rng.random() / 2 if is_hard else 0.9]), ["p0"], now).parents[0] is not None
+        if is_hard:
+            hard.append(went)
+        else:
+            easy += went
+    assert np.mean(hard) > 0.97
+    assert easy > 0  # and the rest of the link is not wasted
+
+
+def test_what_a_cut_link_would_have_carried_was_not_missed():
+    rng = np.random.default_rng(6)
+    current, now = control(5.0, rate=25.0), 0.0
+    for _ in range(500):
+        now += 0.04
+        current.route(rng.random(1), ["p0"], now)
+    before = current._urge
+    for _ in range(500):
+        now += 0.04
+        current.route(rng.random(1), [], now)
+    current.route(rng.random(8), ["p0"], now + 0.01)
+    assert current._urge <= before + 0.2
+
+
+def test_a_slow_link_does_not_block_a_fast_one():
+    current, now, sent = control(10.0, 0.5), 0.0, {"p0": 0, "p1": 0, None: 0}
+    rng = np.random.default_rng(7)
+    for _ in range(5000):
+        now += 0.02
+        sent[current.route(rng.random(1), ["p0", "p1"], now).parents[0]] += 1
+    assert sent["p0"] / now == pytest.approx(10, rel=0.1)
+
+
 def test_when_tokens_run_out_the_hardest_of_the_batch_go_first():
     current = control(3.0, rate=3.0, calibration=NodeCalibration(0.0, ()))  # all are to go
     routing = current.route(np.array([0.4, 0.1, 0.3, 0.2, 0.9]), ["p0"], 0.9)

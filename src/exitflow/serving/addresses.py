@@ -30,12 +30,16 @@ def is_loopback(host: str) -> bool:
 def bound_socket(address: str, key: str) -> socket.socket:
     """A socket that has the address, or a ServingError."""
     host, port = parse_address(address, key)
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host.strip("[]"), port))
+        (family, kind, protocol, _, place), *_ = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        found = socket.socket(family, kind, protocol)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(place)
+        except OSError:
+            found.close()
+            raise
     except OSError as error:
-        found.close()
         raise ServingError(f"{key}: cannot listen on {address}: {error.strerror or error}") from None
     return found
 

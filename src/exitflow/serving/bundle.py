@@ -118,12 +118,16 @@ class Manifest:
         require(measured == wanted, "codecs", "every codec is needed, with and without compression, of every exit")
 
     def largest_request(self, exit: int) -> int:
-        """Bytes that a request to a node of `exit` may have: as inputs, bytes written as numbers, or as features."""
+        """Bytes that a request to a node of `exit` may have: as inputs, bytes written as numbers, or as features.
+
+        As a power of two, so that a bundle of much the same shapes can take this one's place.
+        """
         numbers = math.prod(self.input_shape)
         sample = 2 * numbers * DATATYPES[self.input_datatype]().itemsize
         for entry in self.segments[: exit - 1]:
             sample = max(sample, 4 * (math.prod(entry.feature_shape) + self.num_classes))
-        return min(max(2**16 + MAX_SAMPLES * sample, LEAST_LIMIT), MAX_MESSAGE)
+        rounded = 1 << (2**16 + MAX_SAMPLES * sample - 1).bit_length()
+        return min(max(rounded, LEAST_LIMIT), MAX_MESSAGE)
 
     @property
     def accuracy(self) -> float:

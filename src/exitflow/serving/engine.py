@@ -64,6 +64,16 @@ class Engine:
                 carry = features[0] if features else None
         return carry, logits
 
+    def trace(self, inputs: Array) -> list[tuple[Array | None, Array]]:
+        """(features, own logits) behind every segment."""
+        found: list[tuple[Array | None, Array]] = []
+        carry: Array | None = inputs
+        for session, names in zip(self._sessions, self._outputs, strict=True):
+            *features, logits = session.run(names, {"carry": carry})
+            carry = features[0] if features else None
+            found.append((carry, logits))
+        return found
+
     def seconds_per_batch(self, inputs: Array, repeats: int = 5) -> float:
         """The least of some runs from the input on; they also warm the engine up."""
         best = float("inf")

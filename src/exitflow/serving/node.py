@@ -318,14 +318,15 @@ class Node:
 def _warm_up(engine: Engine, bundle: Bundle) -> float:
     """Seconds that a sample takes; it also shows whether the segments are what the manifest says."""
     manifest = bundle.manifest
-    example = np.zeros((1, *manifest.input_shape), dtype=DATATYPES[manifest.input_datatype])
     try:
-        features, logits = engine.run({0: example})
+        example = np.zeros((1, *manifest.input_shape), dtype=DATATYPES[manifest.input_datatype])
+        outputs = engine.trace(example)
     except Exception as error:  # ONNX Runtime raises types of its own, all bare
         raise BundleError(f"{bundle.path}: its segments do not take what the manifest says: {error}") from None
-    shape = manifest.segments[engine.exit - 1].feature_shape
-    if logits.shape[1:] != (manifest.num_classes,) or (features is not None and features.shape[1:] != shape):
-        raise BundleError(f"{bundle.path}: its segments give other shapes than the manifest says")
+    for entry, (features, logits) in zip(manifest.segments, outputs, strict=False):
+        given = (None if features is None else features.shape[1:], logits.shape[1:])
+        if given != (given[0] and entry.feature_shape, (manifest.num_classes,)):
+            raise BundleError(f"{bundle.path}: {entry.file} gives other shapes than the manifest says")
     return engine.seconds_per_batch(example)
 
 

@@ -3,8 +3,9 @@
 Two parts. The threshold follows the traffic: it is the quantile of the recent confidences at which just as many
 requests fall below it as the links can take, and it leans towards keeping the buckets half full. Where recent requests
 are a bad guide, after a spell of hard ones or a crowd that has gone, the links would idle: so tokens that overflow
-unused raise the share to be forwarded, and requests that find none lower it. Behind the threshold every link has a
-token bucket, which is never exceeded: out of tokens, a request is answered locally, the surest first.
+unused raise the share to be forwarded, and requests that find none lower it; what goes up only for that leaves half of
+the tokens to the harder. Behind the threshold every link has a token bucket, which is never exceeded: out of tokens, a
+request is answered locally, the surest first.
 
 Times are seconds of a monotonic clock, rates are requests/s, and a request is one sample.
 """
@@ -30,6 +31,7 @@ WINDOW = 1000  # recent confidences
 RETUNE_EVERY = 8  # requests
 FEEDBACK = 0.5  # 1/s: how fast a bucket that is too full or too empty is led back to half
 URGE = 0.5  # doublings of the share to be forwarded, for a burst of tokens that overflowed
+LEFT_TO_HARDER = 0.5  # part of the burst that is not for those who are forwarded only so that it is used
 JITTER = 0.05  # seconds by which requests may bunch on their way without the receiver seeing more than was allowed
 
 
@@ -144,6 +146,7 @@ class ForwardControl:
         self._urge = 0.0  # doublings of the share to be forwarded
         self._turn = 0
         self.threshold = calibration.cut if links else -math.inf
+        self._hard = self.threshold  # what the recent confidences alone would have it be
 
     def arrival_rate(self, now: float) -> float:
         """Of late, requests/s."""
@@ -174,7 +177,8 @@ class ForwardControl:
         refused = 0
         if open_parents:
             for row in _hardest_first(confidences, self.threshold):
-                parents[row] = self.reserve(open_parents, now)
+                spare = LEFT_TO_HARDER if confidences[row] >= self._hard else 0.0
+                parents[row] = self.reserve(open_parents, now, spare=spare)
                 refused += parents[row] is None
         self._refused += refused
         return Routing(parents, refused)
@@ -188,26 +192,31 @@ class ForwardControl:
         buckets = [(name, bucket) for name in candidates if (bucket := self._buckets[name]) and bucket.rate > 0]
         if not buckets:
             return None
-        name, bucket = max(buckets, key=lambda entry: entry[1].tokens(now) / entry[1].rate)
-        if bucket.tokens(now) < spare * bucket.burst:
+        able = [entry for entry in buckets if entry[1].tokens(now) >= max(count, spare * entry[1].burst)]
+        if not able:
             return None
-        return name if bucket.take(now, count) else None
+        name, bucket = max(able, key=lambda entry: entry[1].tokens(now) / entry[1].rate)
+        bucket.take(now, count)
+        return name
 
     def _tune(self, open_parents: Sequence[str], now: float) -> None:
         buckets = [bucket for name in open_parents if (bucket := self._buckets[name])]
         if len(buckets) < len(open_parents):
-            self.threshold = math.inf
+            self.threshold = self._hard = math.inf
             return
         target = sum(bucket.rate + FEEDBACK * (bucket.tokens(now) - bucket.burst / 2) for bucket in buckets)
         rate = self._arrivals.value(now)
         share = target / rate if rate > 0 else 1.0
-        self._learn(buckets, share)
-        self.threshold = self._recent.quantile(share * 2**self._urge)
+        self._learn(buckets, share, now)
+        self._hard = self._recent.quantile(share)
+        self.threshold = self._recent.quantile(share * 2**self._urge) if self._urge else self._hard
 
-    def _learn(self, buckets: Sequence[TokenBucket], share: float) -> None:
+    def _learn(self, buckets: Sequence[TokenBucket], share: float, now: float) -> None:
         """From what went wrong since the last time; a token counts as missed only if a request could have taken it."""
+        for bucket in filter(None, self._buckets.values()):
+            bucket.tokens(now)  # of parents that are cut off too: nobody missed theirs
         missed = min(sum(bucket.overflowed for bucket in buckets), self._since_tuned)
-        for bucket in buckets:
+        for bucket in filter(None, self._buckets.values()):
             bucket.overflowed = 0.0
         burst = sum(bucket.burst for bucket in buckets)
         if burst:

@@ -49,6 +49,7 @@ HTTP_STATUS = {
 BINARY_HEADER = "inference-header-content-length"
 _JSON = "application/json"
 MAX_HELD = 256 * 2**20  # bytes of bodies that are still coming in
+BODY_SECONDS = 60.0  # for a body to come in
 MAX_JSON = 8 * 2**20  # bytes: reading it holds everything else up
 
 
@@ -154,19 +155,23 @@ class RestApp:
             raise _too_large(most)
         chunks, size = [], 0
         try:
-            while True:
-                event = await receive()
-                if event["type"] == "http.disconnect":
-                    raise BadRequestError("the connection ended before the request did")
-                chunks.append(event.get("body", b""))
-                size += len(chunks[-1])
-                self._held += len(chunks[-1])
-                if size > most:
-                    raise _too_large(most)
-                if self._held > MAX_HELD:
-                    raise OverloadedError
-                if not event.get("more_body"):
-                    break
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    event = await receive()
+                    if event["type"] == "http.disconnect":
+                        raise BadRequestError("the connection ended before the request did")
+                    chunks.append(event.get("body", b""))
+                    size += len(chunks[-1])
+                    self._held += len(chunks[-1])
+                    if size > most:
+                        raise _too_large(most)
+                    if self._held > MAX_HELD:
+                        self._node.counts.rejected += 1
+                        raise OverloadedError
+                    if not event.get("more_body"):
+                        break
+        except TimeoutError:
+            raise BadRequestError(f"the body did not come within {BODY_SECONDS:g} s") from None
         finally:
             self._held -= size
         return _decompressed(b"".join(chunks), headers.get("content-encoding", "identity"), most)
