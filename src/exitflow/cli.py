@@ -46,8 +46,6 @@ EXTRAS = {  # package -> the extra that installs it
     "jinja2": "report",
     "matplotlib": "report",
 }
-
-
 RESUMED_BY = {"train": "train --resume", "compare": "compare", "reproduce": "reproduce"}
 
 

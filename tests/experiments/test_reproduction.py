@@ -209,7 +209,7 @@ def test_ctrl_c_ends_with_130_one_sentence_and_no_worker(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate()
         assert process.returncode == 130
-        assert stderr == "exitflow: interrupted; `train --resume`, `compare` and `reproduce` go on where they were\n"
+        assert stderr == "exitflow: interrupted; `reproduce` goes on where it was\n"
         until_nobody_is_left(process.pid)
 
 
