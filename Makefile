@@ -36,6 +36,7 @@ format: .venv/.installed-dev  ## rewrite the sources in the one format
 
 results-check: .venv/.installed  ## every figure of the docs against the records in results/
 	$(BIN)/exitflow report results/small --check docs/results.md --check README.md
+	$(BIN)/exitflow report results/medium --check results/medium/README.md
 
 bench: .venv/.installed-dev  ## every benchmark; minutes on an idle machine
 	$(BIN)/python -m benchmarks
