@@ -46,7 +46,11 @@ EXTRAS = {  # package -> the extra that installs it
     "jinja2": "report",
     "matplotlib": "report",
 }
-RESUMED_BY = {"train": "train --resume", "compare": "compare", "reproduce": "reproduce"}
+RESUMED_BY = {  # command -> what goes on where it was
+    "train": "train --resume",
+    "compare": "compare",
+    "reproduce": "reproduce",
+}
 
 
 class _Group(click.Group):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import tomllib
 import types
 import typing
@@ -58,6 +59,18 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError, [[[... a RecursionError
         raise ConfigError(f"is not valid TOML: {error}") from None
+
+
+def parse_json(text: bytes) -> Any:
+    """The parsed text; NaN and infinity, which are no JSON, are a ValueError as all else that is none."""
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def parse_assignment(text: str, example: str = "training.rounds=5") -> tuple[list[str], Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.config import decode, decode_list, encode, parse_toml, require
+from exitflow.config import decode, decode_list, encode, parse_json, parse_toml, require
 from exitflow.errors import BundleError, ConfigError, suggestion
 from exitflow.evaluation.blending import Blend
 from exitflow.evaluation.calibration import NodeCalibration
@@ -231,19 +231,15 @@ def _require_sizes(shape: tuple[int, ...], key: str) -> None:
 
 def _decode_manifest(path: Path, text: bytes) -> Manifest:
     try:
-        table = json.loads(text, parse_constant=_no_number)
+        table = parse_json(text)
         found = table.get("format") if isinstance(table, dict) else None
         if found != FORMAT:
             raise BundleError(f"{path}: is a bundle of format {found!r}, this exitflow reads {FORMAT}; export it again")
         return decode(Manifest, table)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise BundleError(f"{path}: is not valid JSON; export the bundle again") from None
     except ConfigError as error:
         raise BundleError(f"{path}: {error.key}: {error.problem}") from None
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(name)
 
 
 def _decode_topology(path: Path, text: bytes) -> Topology:

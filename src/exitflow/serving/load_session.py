@@ -52,7 +52,6 @@ class LoadOptions:
         if self.concurrency is not None and self.drift in ("traffic", "burst"):
             problem = f"{self.drift!r} changes when requests arrive, which --concurrency leaves to the answers"
             raise ConfigError(f"{problem}; give --rate instead, or --drift difficulty", key="--drift")
-        serving_spec(self.settings)
 
 
 def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:

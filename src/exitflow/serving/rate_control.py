@@ -190,8 +190,6 @@ class ForwardControl:
             self._turn += 1
             return unlimited[self._turn % len(unlimited)]
         buckets = [(name, bucket) for name in candidates if (bucket := self._buckets[name]) and bucket.rate > 0]
-        if not buckets:
-            return None
         able = [entry for entry in buckets if entry[1].tokens(now) >= max(count, spare * entry[1].burst)]
         if not able:
             return None

@@ -23,6 +23,7 @@ import grpc
 import numpy as np
 import uvicorn
 
+from exitflow.config import parse_json
 from exitflow.serving.addresses import bound_socket
 from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
 from exitflow.serving.batching import OverloadedError
@@ -274,16 +275,12 @@ def _split_body(request: Request, most: int) -> tuple[dict[str, Any], bytes]:
     if len(body) > most:
         raise TooLargeError(f"the JSON of a request has at most {most} bytes here; larger tensors may come in binary")
     try:
-        document = json.loads(body, parse_constant=_no_constants)
-    except (ValueError, RecursionError):
+        document = parse_json(body)
+    except ValueError:
         raise BadRequestError("the body is not valid JSON") from None
     if not isinstance(document, dict):
         raise BadRequestError("the body must be a JSON object with 'inputs'")
     return document, binary
-
-
-def _no_constants(name: str) -> float:
-    raise ValueError(name)
 
 
 def _understand_json(
