@@ -5,6 +5,15 @@ import asyncio
 import tritonclient.grpc.aio as triton
 
 from exitflow.routing import confidence, serves
+from exitflow.serving.messages import ModelInferRequest
+
+
+def message(bundle, row=0, **changes):
+    """A gRPC request for one sample."""
+    request = ModelInferRequest(model_name=bundle.manifest.name, **changes)
+    request.inputs.add(name="input", datatype="UINT8", shape=[1, *bundle.manifest.input_shape])
+    request.raw_input_contents.append(bundle.samples().inputs[row].tobytes())
+    return request
 
 
 async def ask_all(place, model, inputs, *, at_once=32):

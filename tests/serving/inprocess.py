@@ -16,6 +16,11 @@ from exitflow.serving.messages import MESSAGES, SERVICE, ModelInferRequest, Mode
 from exitflow.serving.node import Node
 from exitflow.serving.security import Security
 from exitflow.serving.spec import ServingSpec
+from tests.serving.small import chain
+
+ALL_UP = chain(limits=(None, None))  # everything is forwarded
+PATIENT = 30.0  # seconds: longer than a busy machine stands still
+EAGER = ServingSpec(forward="feature", forward_timeout=PATIENT, audit_share=0.0)
 
 
 @asynccontextmanager
@@ -28,6 +33,19 @@ async def running(bundle, name, parents=None, *, spec=None, token=None):
     finally:
         await server.stop(0)
         await node.close()
+
+
+async def ask(node, bundle, count=1, **options):
+    """Its answers to the first samples of the bundle."""
+    return await node.infer(node.current, bundle.samples().inputs[:count], **options)
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never happened")
 
 
 GARBAGE = b"\xff" * 4  # is no message

@@ -14,18 +14,12 @@ from exitflow.serving.client import NodeClient, ask_each
 from exitflow.serving.cluster import LocalCluster
 from exitflow.serving.messages import SERVICE, ModelInferResponse
 from exitflow.serving.security import Security
-from tests.serving.inprocess import FakeParent, fake_parent, running
+from tests.serving.asking import message
+from tests.serving.inprocess import ALL_UP, FakeParent, fake_parent, running
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
-from tests.serving.test_node import message
 
 PATIENT = ["--set=forward_timeout=30", "--set=forward=feature", "--set=audit_share=0"]
 HASTY = ["--set=forward_timeout=0.3", *PATIENT[1:]]
-
-
-@pytest.fixture(scope="module")
-def eager(tmp_path_factory):
-    """Everything goes up to the cloud, so that every fault is felt."""
-    return make_bundle(tmp_path_factory.mktemp("eager") / "b", chain(limits=(None, None)))
 
 
 @pytest.fixture
@@ -142,7 +136,7 @@ def test_a_new_bundle_rolls_through_the_tree_from_the_top_without_losing_depth(e
 
     live = tmp_path / "live"
     shutil.copytree(eager.path, live)
-    new = make_bundle(tmp_path / "new", chain(limits=(None, None)), seed=3)
+    new = make_bundle(tmp_path / "new", ALL_UP, seed=3)
     from exitflow.serving.bundle import load_bundle
 
     with LocalCluster(load_bundle(live), options=PATIENT, logs=tmp_path) as cluster:

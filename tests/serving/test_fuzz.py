@@ -135,8 +135,8 @@ def test_the_rest_description_holds_under_schemathesis(tree, mode):
 
 
 def test_the_node_still_answers_after_all_that(tree, bundle):
+    from tests.serving.asking import message
     from tests.serving.test_malformed import call
-    from tests.serving.test_node import message
 
     for node in ("edge-0", "device-0"):
         assert asyncio.run(call(tree.places[node].grpc, message(bundle)))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from exitflow.serving.messages import SERVICE, ModelInferRequest
+from tests.serving.asking import message
 from tests.serving.inprocess import http, running
 from tests.serving.small import FEATURES, INPUT_SHAPE, NUM_CLASSES, make_bundle
-from tests.serving.test_node import message
 
 
 def no_input(request):

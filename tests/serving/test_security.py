@@ -16,18 +16,12 @@ from exitflow.serving.cluster import LocalCluster
 from exitflow.serving.messages import SERVICE
 from exitflow.serving.security import Security
 from exitflow.serving.spec import ServingSpec
+from tests.serving.asking import message
 from tests.serving.inprocess import http, running
-from tests.serving.small import chain, make_bundle
-from tests.serving.test_node import message
 
 
 def call(*args):
     return CliRunner().invoke(main, [str(arg) for arg in args])
-
-
-@pytest.fixture(scope="module")
-def eager(tmp_path_factory):
-    return make_bundle(tmp_path_factory.mktemp("eager") / "b", chain(limits=(None, None)))
 
 
 @pytest.fixture(scope="module")
