@@ -39,7 +39,7 @@ def test_among_equals_the_simplest_is_named():
     assert found.cheapest == "serving-rate"
 
 
-@pytest.mark.parametrize("weighting", ["balanced-adj", "bound-min"])
+@pytest.mark.parametrize("weighting", ["balanced-adj", "bound-min", "flops-prop"])
 def test_the_weights_are_those_of_a_training(explanation, tmp_path, weighting):
     system = tiny_system("training.help_probability=0.2", f"training.weighting={weighting}")
     run = train(system, tmp_path / "run", dataset=DATA)
@@ -55,6 +55,8 @@ def test_each_weighting_is_explained_as_its_own_training(own, tmp_path):
         run = train(tiny_system(f"training.weighting={weighting}"), tmp_path / weighting, dataset=DATA)
         assert run.records[-1]["exit_weights"] == list(found.weights[weighting])
         assert TrainingFolder(run.path).profile["exit_samples"] == json["weightings"][weighting]["exit_samples"]
+        bound = error_bound(found.inputs[weighting], np.array(found.weights[weighting]))
+        assert json["weightings"][weighting]["bound"]["total"] == bound.total
     assert found.weights["serving-rate"] == pytest.approx((0.8, 0.15, 0.05))
     assert json["exit_samples"] == json["weightings"][own]["exit_samples"]
 
@@ -69,9 +71,7 @@ def test_all_backends_explain_alike(explanation):
     assert explain(system, dataset=DATA, backend="processes", workers=2).to_json() == explanation.to_json()
 
 
-def test_json_has_the_theorems_own_bound_too(explanation):
+def test_json_has_the_theorems_own_constants_too(explanation):
     found = explanation.to_json()
-    bound = error_bound(explanation.inputs["equal-weight"], np.array(explanation.weights["equal-weight"]))
-    assert found["weightings"]["equal-weight"]["bound"]["total"] == bound.total
     assert found["constants"]["condition"] >= 1
     assert found["constants"]["num_rounds"] == 3

@@ -233,6 +233,20 @@ def test_gradient_variance_of_small_nodes_is_scaled_to_the_batch_size():
     assert np.mean([each.variance for each in figures]) == pytest.approx(float(variance.sum()), rel=0.1)
 
 
+def test_the_second_moment_of_a_small_node_is_its_scaled_variance_and_the_unscaled_signal():
+    """Ten samples are two batches of five; the mean of two gradients holds half of their variance besides the signal."""
+    from exitflow.seeds import derive
+
+    model, trainer = image_trainer(TrainingSpec(batch_size=50, seed=4), 1, rows=10)
+    trainer.data.train.labels[:] = 1  # gradients that point one way: a signal well above the noise
+    found = trainer.measure_gradients(initial_state(model), "node", 1)
+    gradients, _ = literal_gradients(model, 1, trainer, 5, 2, derive(4, "variance", "node", 1))
+    variance = float(gradients.var(dim=0).sum())
+    signal = float(gradients.mean(dim=0).square().sum()) - variance / 2
+    assert signal > 0
+    assert found.second_moment == pytest.approx(variance * 5 / 50 + signal, rel=1e-9)
+
+
 def test_a_single_sample_has_no_gradient_variance():
     model = NestedLinear((2, 4), 2).double()
     trainer = linear_trainer(model, gaussian_split(4, 4, 2), {"node": [0]}, TrainingSpec(), 1)

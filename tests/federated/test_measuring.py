@@ -6,9 +6,11 @@ import pytest
 
 from exitflow.errors import TrainingError
 from exitflow.federated.measuring import GradientTable, exit_means, measure_gradients, measured_profile
+from exitflow.federated.schedules import make_schedule
 from exitflow.federated.spec import TrainingSpec
 from exitflow.federated.types import GradientFigures
 from exitflow.federated.weighting import ExitProfile
+from exitflow.theory.estimates import curvature_of_rates
 
 NAN = math.nan
 
@@ -61,9 +63,13 @@ def test_the_bound_gets_what_was_measured_and_the_rates_of_the_training():
     assert bound.gradient_variance[:2, 0].tolist() == [10.0, 40.0]
     assert bound.gradient_variance[2, 0] == pytest.approx(17.5)  # could not measure: as the others
     assert bound.gradient_bound[1].tolist() == [44.0, 77.0]
+    assert bound.gradient_bound[2, 0] == pytest.approx(11 * 1.75)
     assert bound.loss_bound == pytest.approx(2.7)
     assert bound.pseudo_dimension.tolist() == [5, 9]
     assert bound.smoothness == pytest.approx(1 / 4)  # the first rate, 0.1, works like 1 under momentum 0.9
+    last = 10 * make_schedule(spec, 8)(100, 7)
+    assert bound.strong_convexity == pytest.approx(curvature_of_rates(1.0, last, 800)[1])
+    assert bound.condition < 100  # or the rates hardly fall, and which of them is the last would not show
     assert (bound.num_rounds, bound.num_steps, bound.server_learning_rate) == (100, 8, 0.5)
 
 

@@ -95,3 +95,45 @@ def optimisation(given: Given, weights: Sequence[float]) -> float:
 
 def total(given: Given, weights: Sequence[float]) -> float:
     return 2 * generalisation(given, weights) + 2 * bias(given, weights) + optimisation(given, weights)
+
+
+def gradient_bound(sigma2: float, smoothness: float, diam: float) -> float:
+    return sigma2 + (smoothness * diam) ** 2
+
+
+def statistical_heterogeneity(
+    at_best: Sequence[Sequence[float]], least: Sequence[Sequence[float]], p: Sequence[Sequence[float]]
+) -> float:
+    largest = -math.inf
+    for i in range(len(p)):
+        for e in range(len(p[i])):
+            if p[i][e] > 0:
+                largest = max(largest, at_best[i][e] - least[i][e])
+    return largest
+
+
+def least_generalisation(given: Given) -> list[float]:
+    """Zero for all exits except the one with the lowest Pdim(H_e) / |S_{e,p}|; equal parts where there are several."""
+    ratios = [given.Pdim[e] / _s_ep(given, e) for e in range(len(given.Lambda))]
+    lowest = [ratio == min(ratios) for ratio in ratios]
+    return [1 / sum(lowest) if low else 0.0 for low in lowest]
+
+
+def least_noise(given: Given) -> list[float]:
+    """Inversely proportional to what weight 1 on the exit alone adds to B's first part."""
+    return _inversely([noise(given, _only(given, e)) for e in range(len(given.Lambda))])
+
+
+def least_optimisation(given: Given) -> list[float]:
+    """Inversely proportional to what weight 1 on the exit alone adds to B."""
+    exits = range(len(given.Lambda))
+    return _inversely([noise(given, _only(given, e)) + sampling(given, _only(given, e)) for e in exits])
+
+
+def _only(given: Given, exit: int) -> list[float]:
+    return [float(e == exit) for e in range(len(given.Lambda))]
+
+
+def _inversely(costs: Sequence[float]) -> list[float]:
+    total = sum(1 / cost for cost in costs)
+    return [1 / cost / total for cost in costs]

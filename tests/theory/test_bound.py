@@ -15,10 +15,11 @@ from exitflow.theory.bound import (
     least_optimisation,
     noise_parts,
     optimisation_error,
+    statistical_heterogeneity,
     total_variation,
 )
 from tests.oracles import theory
-from tests.theory.cases import inputs_and_weights, literal, paper_inputs
+from tests.theory.cases import bound_inputs, inputs_and_weights, literal, paper_inputs
 
 near = pytest.approx
 
@@ -38,7 +39,7 @@ def test_every_term_is_that_of_the_paper(case):
 
 
 def test_the_terms_by_hand():
-    """One node, two exits it always trains: alpha = (3/4, 1/4); kappa 2, gamma 15, J T = 5, so the decay is 1/10."""
+    """One node, two exits, the second trained in half of the rounds: alpha = (3/4, 1/4); kappa 2, gamma 15, J T = 5, so the decay is 1/10."""
     inputs = paper_inputs(
         serve_share=np.array([0.25, 0.75]),
         samples=np.array([100.0]),
@@ -71,13 +72,42 @@ def test_the_optimisation_error_falls_as_one_over_the_steps():
     assert few / many == near(100, rel=0.01)
 
 
-def test_a_gradients_second_moment_is_bounded_by_its_variance_and_the_diameter():
-    assert gradient_bounds(np.array([[1.0, 2.0]]), 3.0, 2.0).tolist() == [[37.0, 38.0]]
+@given(bound_inputs(), st.floats(0, 10))
+def test_a_gradients_second_moment_is_bounded_by_its_variance_and_the_diameter(inputs, diameter):
+    found = gradient_bounds(inputs.gradient_variance, inputs.smoothness, diameter)
+    for value, variance in zip(found.flat, inputs.gradient_variance.flat, strict=True):
+        assert value == near(theory.gradient_bound(variance, inputs.smoothness, diameter), rel=1e-12)
+
+
+@given(bound_inputs())
+def test_heterogeneity_is_that_of_the_paper(inputs):
+    at_best, least = inputs.gradient_bound, inputs.gradient_variance  # any two tables of numbers
+    expected = theory.statistical_heterogeneity(at_best.tolist(), least.tolist(), inputs.probabilities.tolist())
+    assert statistical_heterogeneity(at_best, least, inputs.trained) == expected
 
 
 def test_total_variation():
     assert total_variation(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == 1.0
     assert total_variation(np.array([0.5, 0.5]), np.array([0.8, 0.2])) == near(0.3)
+
+
+LITERAL_OPTIMA = {
+    least_generalisation: theory.least_generalisation,
+    least_bias: lambda paper: paper.Lambda,
+    least_optimisation: theory.least_optimisation,
+    least_noise: theory.least_noise,
+}
+
+
+@pytest.mark.parametrize("optimum", LITERAL_OPTIMA)
+@given(bound_inputs())
+def test_the_best_weights_for_an_error_alone_are_those_of_the_paper(optimum, inputs):
+    assert optimum(inputs).tolist() == near(LITERAL_OPTIMA[optimum](literal(inputs)), rel=1e-9)
+
+
+def test_exits_with_the_same_lowest_complexity_ratio_share_the_weight():
+    inputs = paper_inputs(pseudo_dimension=paper_inputs().exit_samples * np.array([2.0, 1.0, 1.0]))
+    assert least_generalisation(inputs).tolist() == [0, 0.5, 0.5]
 
 
 OPTIMA = {

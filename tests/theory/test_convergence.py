@@ -16,7 +16,7 @@ from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.spec import TrainingSpec
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.nested import Coverage, NestedModel
-from exitflow.theory.bound import BoundInputs, gradient_bounds, optimisation_error
+from exitflow.theory.bound import BoundInputs, gradient_bounds, optimisation_error, statistical_heterogeneity
 from tests.small import gaussian_split, initial_state, linear_trainer
 
 NODES = ("device-0", "device-1", "edge-0")
@@ -108,7 +108,10 @@ class Problem:
             smoothness = max(smoothness, np.linalg.eigvalsh(x.T @ x / n).max() / 2 + L2)
             variance[i, e] = 2 * (x**2).sum(1).mean() / BATCH * (n - BATCH) / (n - 1)
         self.smoothness, self.variance = smoothness, variance
-        self.gamma_gap = max(loss([(1.0, held[i], e)])(self.best)[0] - alone[i, e][1] for i, e in pairs)
+        at_best, least = np.zeros((3, 2)), np.zeros((3, 2))
+        for i, e in pairs:
+            at_best[i, e], least[i, e] = loss([(1.0, held[i], e)])(self.best)[0], alone[i, e][1]
+        self.heterogeneity = statistical_heterogeneity(at_best, least, self.probabilities > 0)
 
     def inputs(self, num_rounds):
         return BoundInputs(
@@ -121,7 +124,7 @@ class Problem:
             loss_bound=1.0,
             smoothness=self.smoothness,
             strong_convexity=L2,
-            heterogeneity=self.gamma_gap,
+            heterogeneity=self.heterogeneity,
             squared_distance=float(self.best @ self.best),  # training starts at 0
             num_rounds=num_rounds,
             num_steps=self.num_steps,

@@ -41,6 +41,24 @@ def test_what_is_below_the_loss_bound_is_left_as_it_is():
     assert costs.bias == pytest.approx(2.3 / 0.95)
 
 
+def test_the_deviation_of_each_exit_is_cut_at_the_loss_and_then_all_are_scaled_alike():
+    """By the theorem 2 M sqrt(Pdim / |S|): 1.2 M, 4 M and 0.4 M here. An exit's loss is no more than M off."""
+    ratio = np.array([0.6, 2.0, 0.2]) ** 2
+    inputs = paper_inputs(pseudo_dimension=paper_inputs().exit_samples * ratio, uniform_constant=1.0)
+    most = inputs.loss_bound
+    assert weight_costs(inputs).generalisation.tolist() == pytest.approx([1.2 * most, 4 * most, 0.4 * most])
+    assert calibrated_costs(inputs).generalisation.tolist() == pytest.approx([0.6 * most, most, 0.2 * most])
+
+
+def test_noise_and_sampling_are_scaled_until_the_worst_weights_cost_the_loss():
+    """One exit has the most noise, another the most sampling: what counts is their sum."""
+    inputs = paper_inputs(num_rounds=1, gradient_bound=np.array([[50.0, 0.8, 0.1]] * 7))
+    literal, costs = weight_costs(inputs), calibrated_costs(inputs)
+    assert literal.noise.argmax() != literal.sampling.argmax()
+    assert (literal.noise + literal.sampling).max() > inputs.loss_bound
+    assert (costs.noise + costs.sampling).max() == pytest.approx(inputs.loss_bound)
+
+
 def test_a_deviation_that_could_be_anything_tells_no_exit_from_another():
     costs = calibrated_costs(paper_inputs())  # 320 sqrt(Pdim / |S|) is far above 1 at all exits
     assert costs.generalisation.tolist() == pytest.approx([2.3] * 3)

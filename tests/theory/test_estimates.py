@@ -51,6 +51,7 @@ def test_the_constants_come_from_what_was_measured():
     assert inputs.strong_convexity == pytest.approx(2 * 99 / 799)
     assert inputs.squared_distance == pytest.approx(2 * 2.5 / inputs.strong_convexity)
     assert inputs.heterogeneity == 2.5
+    assert inputs.uniform_constant == 1.0  # the rule of thumb, not the proof's 320
 
 
 def test_curvature_that_is_known_goes_before_what_the_rates_say():

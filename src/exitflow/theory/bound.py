@@ -146,6 +146,14 @@ def gradient_bounds(variance: FloatArray, smoothness: float, diameter: float) ->
     return variance + (smoothness * diameter) ** 2
 
 
+def statistical_heterogeneity(losses: FloatArray, least_losses: FloatArray, trained: npt.NDArray[np.bool_]) -> float:
+    """Gamma: the most that a node's loss at an exit is higher at the common minimiser than at its own (eq:gamma).
+
+    All (N, E); what counts is where `trained`.
+    """
+    return float((losses - least_losses)[trained].max())
+
+
 def generalisation_error(inputs: BoundInputs, weights: FloatArray) -> float:
     """Epsilon_gen: how far the loss on the samples may be from the expected loss (eq:per-exit-gen-error)."""
     return float(weights @ deviation_by_exit(inputs))
