@@ -110,6 +110,11 @@ def linear_trainer(
     return LocalTrainer(model, data, spec, num_steps, make_schedule(spec, num_steps))
 
 
+def record_of(round: int, **changes: object) -> dict[str, object]:
+    """What a training writes of a round, as far as readers need it."""
+    return {"round": round, "exit_weights": [0.5, 0.25, 0.25], "link_bytes": {}, "validation": None, **changes}
+
+
 def task_of(round: int, node: str, exit: int, probability: float, seed: int) -> Task:
     """To train one exit."""
     return Task(round, node, (exit,), (1.0,), probability, seed)

@@ -235,6 +235,7 @@ def test_a_name_is_printed_as_it_stands():
     [
         (MemoryError(), 1, "exitflow: not enough memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 36 bytes"), 1, "exitflow: not enough memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB."), 1, "exitflow: not enough memory"),
         (OSError(28, "No space left on device", "runs/x"), 1, "exitflow: runs/x: No space left on device"),
         (KeyboardInterrupt(), 130, "exitflow: interrupted\n"),
     ],

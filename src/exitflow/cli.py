@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import re
 from typing import Any
 
 import click
@@ -79,7 +80,7 @@ class _Group(click.Group):
                 raise
             problem, exit_code = f"{error.filename or 'cannot go on'}: {error.strerror or error}", 1
         except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+            if not isinstance(error, MemoryError) and not re.search("can't allocate memory|out of memory", str(error)):
                 raise
             problem, exit_code = "not enough memory: choose a smaller model, batch or number of workers", 1
         except ModuleNotFoundError as error:

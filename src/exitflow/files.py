@@ -22,6 +22,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def is_leftover(path: Path) -> bool:
+    """Whether it is what a kill has left of a file that `write_atomically` was writing."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
 def write_secret(path: Path, data: bytes) -> None:
     """A file that only its owner may read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import multiprocessing as mp
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from exitflow.experiments.results import Results, read_json
 from tests.command import call
 from tests.experiments import tiny_tables
 from tests.experiments.tiny_tables import DISTINCT, TABLE
+from tests.report.synthetic import write_gradient_variance
+from tests.small import record_of
 
 LONG = 10  # rounds, which give time to interrupt
 PLACE = Path(__file__).parents[2]
@@ -84,6 +87,7 @@ def test_what_has_a_result_is_not_trained_again(done, monkeypatch):
     assert len(missing(folder, (9, 42))) == DISTINCT
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     monkeypatch.setattr(module, "ProcessPoolExecutor", None)  # nothing may be started
+    monkeypatch.setattr(module, "find_dataset", None)  # nor are data asked for
     result = call("reproduce", "tiny", "--out", folder, "--seeds", "9", "--datasets", "cifar10", "--json")
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     (table,) = json.loads(result.output)
@@ -98,8 +102,40 @@ def test_results_of_another_system_are_refused(done, monkeypatch):
         missing(folder)
 
 
+def test_a_damaged_result_is_told_before_anything_is_trained(done, tmp_path):
+    shutil.copytree(done[0], tmp_path / "r")
+    next((tmp_path / "r").glob("*/result.json")).write_text("{}")
+    with pytest.raises(RunError, match=r"result\.json: accuracy: expected"):
+        missing(tmp_path / "r", (9, 42))
+
+
+def test_what_somebody_else_has_trained_meanwhile_is_not_trained_again(done, monkeypatch):
+    folder, _ = done
+    (job, *_) = missing(folder, (42,))
+    monkeypatch.setattr(module, "resume_or_train", None)
+    module._do(reproduction(folder), job.name.replace("seed-42", "seed-9"), job.system, job.served_as)
+    with pytest.raises(TypeError):
+        module._do(reproduction(folder), job.name, job.system, job.served_as)
+
+
+def test_gradient_variances_of_another_scale_are_refused(tmp_path):
+    write_gradient_variance(tmp_path, "cifar10", 9)
+    options = ("--out", tmp_path, "--seeds", "9", "--datasets", "cifar10")
+    assert "4.00e-03" in call("reproduce", "table3", *options).output
+    result = call("reproduce", "gradient-variance", "--scale", "paper", *options, code=2)
+    assert "cifar10_seed-9.json: is of the scale small, not paper; delete it, or choose another" in result.stderr
+
+
+@pytest.mark.parametrize("table", ["tiny", "gradient-variance"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, table):
+    (tmp_path / "file").write_text("")
+    result = call("reproduce", table, "--out", tmp_path / "file" / "r", "--seeds", "9", code=2)
+    assert "file/r: cannot be written: Not a directory" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_gradient_variance_is_measured_once(tmp_path):
-    options = ("--out", tmp_path / "r", "--seeds", "9", "--datasets", "cifar10")
+    options = ("--out", tmp_path / "r", "--seeds", "9", "--datasets", "cifar10,cifar10")
     call("reproduce", "gradient-variance", *options)
     path = Results(tmp_path / "r").gradient_variance_file("cifar10", 9)
     found = read_json(path)
@@ -115,7 +151,7 @@ def test_progress_counts_what_an_earlier_attempt_has_done(tmp_path):
     jobs = missing(tmp_path)
     work = tmp_path / ".work" / jobs[0].name
     work.mkdir(parents=True)
-    (work / "rounds.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
+    (work / "rounds.jsonl").write_text("".join(json.dumps(record_of(round)) + "\n" for round in (1, 2)))
     seen = []
 
     class Enough(Exception):
@@ -219,6 +255,7 @@ def test_ctrl_c_ends_with_130_one_sentence_and_no_worker(tmp_path):
         (["tabel1"], "there is no table 'tabel1'"),
         (["tiny", "--seeds", "9,9"], "--seeds: expected different numbers such as 9,42,67, got '9,9'"),
         (["tiny", "--datasets", "mnist"], "--datasets: expected cifar10, cifar100 or both, got 'mnist'"),
+        (["only", "--datasets", "cifar100"], "--datasets: only is about cifar10 only, got 'cifar100'"),
         (["tiny", "--device", "quantum"], "--device: PyTorch cannot compute on 'quantum' here:"),
         (["tiny", "--device", "meta"], "--device: PyTorch cannot compute on 'meta' here:"),
     ],

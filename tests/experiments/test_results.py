@@ -10,6 +10,7 @@ import pytest
 from exitflow.errors import RunError
 from exitflow.experiments import results as module
 from exitflow.experiments.results import Result, Results, TrainingFolder, commit, provenance, read_json, write_json
+from tests.small import record_of
 
 
 @pytest.fixture
@@ -31,22 +32,68 @@ def test_a_setting_that_was_not_evaluated_is_named(result):
         result.accuracy("1-2-3")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"accuracy": 1, "exit_accuracy": []}', "{}"])
-def test_a_damaged_result_is_one_sentence(result, text):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "expected an object, got list"),
+        ("{}", "accuracy: expected a number from 0 to 1 for each serving setting, got null"),
+        ('{"accuracy": {"a": "x"}, "exit_accuracy": []}', "accuracy: expected a number from 0 to 1"),
+        ('{"accuracy": {"a": 42.4}, "exit_accuracy": []}', "accuracy: expected a number from 0 to 1"),
+        ('{"accuracy": {"a": NaN}, "exit_accuracy": []}', "NaN is no number of JSON"),
+        ('{"accuracy": {"a": 1}, "exit_accuracy": [null]}', "exit_accuracy: expected a number from 0 to 1"),
+        ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "seconds": "x"}', 'seconds: expected a number, got "x"'),
+    ],
+)
+def test_a_damaged_result_is_one_sentence(result, text, problem):
     (result.folder / "result.json").write_text(text)
-    with pytest.raises(RunError, match=r"result\.json"):
+    with pytest.raises(RunError, match=rf"result\.json: .*{problem}"):
         result.accuracy("80-15-5")
 
 
+@pytest.mark.parametrize("terms", [1, {"bias": 1}, {"generalisation": 1, "bias": 1, "noise": 1, "sampling": "x"}])
+def test_damaged_error_terms_are_one_sentence(tmp_path, terms):
+    write_json(tmp_path / "profile.json", {"error_terms": terms})
+    with pytest.raises(RunError, match=r"profile\.json: error_terms: expected the terms of the error bound, got"):
+        _ = TrainingFolder(tmp_path).profile
+
+
+@pytest.mark.parametrize("values", [1, ["a", 1, 1], [1.0], None])
+def test_damaged_gradient_variances_are_one_sentence(tmp_path, values):
+    results = Results(tmp_path)
+    write_json(results.gradient_variance_file("cifar10", 9), {"gradient_variance": values})
+    with pytest.raises(RunError, match=r"seed-9\.json: gradient_variance: expected 3 numbers, one for each exit, got"):
+        results.gradient_variance("cifar10", 9)
+
+
 def test_records_are_read_up_to_a_line_that_a_kill_cut_off(tmp_path):
-    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(record_of(round)) + "\n" for round in (1, 2)) + '{"rou')
     assert [record["round"] for record in TrainingFolder(tmp_path).records] == [1, 2]
     assert TrainingFolder(tmp_path / "nothing").records == []
 
 
-@pytest.mark.parametrize("line", ["x", "[]", "{}", "null"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("x", "[]", "{}", "null", '{"round": 5}'),
+        *(
+            json.dumps(record_of(2) | change)
+            for change in (
+                {"round": "2"},
+                {"exit_weights": ["a"]},
+                {"exit_weights": float("nan")},
+                {"link_bytes": {"a->b": None}},
+                {"multiply_adds": "many"},
+                {"validation": [1]},
+                {"validation": {"accuracy": "x"}},
+                {"validation": {"accuracy": 0.5, "exit_accuracy": [True]}},
+            )
+        ),
+    ],
+)
 def test_a_damaged_record_is_named_with_its_line(tmp_path, line):
-    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n' + line + "\n")
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(record_of(1)) + "\n" + line + "\n")
     with pytest.raises(RunError, match=r"rounds.jsonl: line 2 is no record"):
         _ = TrainingFolder(tmp_path).records
 
@@ -58,9 +105,10 @@ def test_a_folder_knows_its_results_and_seeds(tmp_path, result):
     assert results.get("begun_seed-7") is None
     assert results.get("one_seed-9") == result
     assert results.seeds() == (9,)
-    write_json(results.gradient_variance_file("cifar10", 42), {"gradient_variance": [1.0]})
+    variance = {"gradient_variance": [3.0, 2.0, 1.0]}
+    write_json(results.gradient_variance_file("cifar10", 42), variance)
     assert results.seeds() == (9, 42)
-    assert results.gradient_variance("cifar10", 42) == {"gradient_variance": [1.0]}
+    assert results.gradient_variance("cifar10", 42) == variance
     assert results.gradient_variance("cifar100", 42) is None
 
 

@@ -18,7 +18,7 @@ from exitflow.experiments.runs import Run, evaluate
 from exitflow.experiments.training import resume, train
 from exitflow.federated.run_dir import RunDir
 from exitflow.federated.weighting import WEIGHTINGS
-from tests.small import TINY, image_dataset, tiny_system
+from tests.small import TINY, image_dataset, record_of, tiny_system
 
 DATA = image_dataset(96)
 
@@ -208,20 +208,26 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
 
 def test_a_line_that_was_cut_off_does_not_count(tmp_path):
     run = RunDir.create(tmp_path / "run", "")
-    run.append({"round": 1})
+    run.append(record_of(1))
     with run.records_file.open("a") as file:
         file.write('{"round": 2, "los')
-    assert run.records() == [{"round": 1}]
+    assert run.records() == [record_of(1)]
     run.forget_records_after(1)
-    assert run.records_file.read_text() == '{"round": 1}\n'
+    assert run.records_file.read_text() == json.dumps(record_of(1)) + "\n"
 
 
 def test_a_record_that_is_newer_than_the_checkpoint_does_not_count(tmp_path):
     run = RunDir.create(tmp_path / "run", "")
     for round in (1, 2, 3):
-        run.append({"round": round})
+        run.append(record_of(round))
     run.forget_records_after(2)
-    assert run.records() == [{"round": 1}, {"round": 2}]
+    assert run.records() == [record_of(1), record_of(2)]
+
+
+def test_what_a_kill_left_of_the_first_file_is_no_reason_to_refuse_the_directory(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".spec.toml.123.tmp").write_text("half")
+    assert RunDir.create(tmp_path / "run", "whole").spec.read_text() == "whole"
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):

@@ -66,4 +66,4 @@ def write_training(folder: Path, job: Job, rng: np.random.Generator, rounds: int
 
 def write_gradient_variance(folder: Path, dataset: str, seed: int, values=(4e-3, 2e-3, 1e-3)) -> None:
     path = folder / f"gradient-variance_{dataset}_seed-{seed}.json"
-    path.write_text(json.dumps({"gradient_variance": list(values), **PROVENANCE}))
+    path.write_text(json.dumps({"gradient_variance": list(values), "scale": "small", **PROVENANCE}))

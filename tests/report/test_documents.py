@@ -9,8 +9,10 @@ from click.testing import CliRunner
 from exitflow.cli import main
 from exitflow.errors import ConfigError, RunError, StaleFiguresError
 from exitflow.experiments.results import Results
-from exitflow.experiments.tables import TABLES
+from exitflow.experiments.tables import TABLES, distinct_trainings
+from exitflow.experiments.training import same_training
 from exitflow.report.documents import check, render, update
+from exitflow.topology.settings import parse_setting
 
 ROOT = Path(__file__).parents[2]
 TEXT = """# Some results
@@ -125,10 +127,33 @@ def test_a_result_that_changes_makes_the_document_stale(document, tmp_path):
         check(document, Results(folder))
 
 
-def test_a_document_without_blocks_passes(tmp_path):
+def test_a_document_without_blocks_is_refused(tmp_path):
     path = tmp_path / "plain.md"
     path.write_text("no tables here\n\n```\n<!-- results:table1 cifar10 -->\n```\n")
-    assert check(path, Results(tmp_path)) == 0
+    for work in (check, update):
+        with pytest.raises(ConfigError, match=r"plain.md: has no table of results; they stand between"):
+            work(path, Results(tmp_path))
+
+
+@pytest.mark.parametrize("option", ["--check", "--update"])
+@pytest.mark.parametrize("folder", ["nothing", "empty"])
+def test_a_folder_without_results_wipes_no_table(document, results_folder, tmp_path, option, folder):
+    update(document, Results(results_folder))
+    written = document.read_bytes()
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(main, ["report", str(tmp_path / folder), option, str(document)])
+    assert result.exit_code == 2
+    assert "RESULTS: there are no results of `exitflow reproduce` in" in result.stderr
+    assert document.read_bytes() == written
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\u2028\n"])
+def test_what_is_outside_of_the_blocks_stays_as_it_is(document, results_folder, ending):
+    document.write_bytes(f"a\x0cb\r\nc\n{TEXT}\nlast{ending}".encode())
+    update(document, Results(results_folder))
+    written = document.read_bytes().decode()
+    assert written.startswith("a\x0cb\r\nc\n# Some results\n")
+    assert written.endswith(f"<!-- end -->\n\nlast{ending}")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +164,13 @@ def test_a_document_without_blocks_passes(tmp_path):
         ("<!-- results:table1 -->\n<!-- end -->", "expected table1 cifar10 or table1 cifar100"),
         ("<!-- results:origin x -->\n<!-- end -->", "expected origin"),
         ("<!-- results:table1 cifar10 -->\ntext", "line 1: block 'table1 cifar10' has no <!-- end -->"),
+        (
+            "<!-- result:origin -->\n<!-- end -->",
+            "line 1: expected <!-- results:TABLE DATASET --> on a line of its own",
+        ),
+        ("<!-- Results: origin -->\n<!-- end -->", "line 1: expected <!-- results:TABLE"),
+        ("<!-- results table1 cifar10 -->\n<!-- end -->", "line 1: expected <!-- results:TABLE"),
+        ("see <!-- results:origin -->\n<!-- end -->", "line 1: expected <!-- results:TABLE"),
         ("<!-- results:origin -->\n<!-- results:origin -->\n<!-- end -->", "line 1: block 'origin' has no"),
     ],
 )
@@ -162,5 +194,23 @@ def test_our_own_documents_have_a_block_for_every_table():
 
 
 def test_our_own_documents_say_what_the_records_say():
-    for name in ("README.md", "docs/results.md"):
-        check(ROOT / name, Results(ROOT / "results" / "small"))
+    check(ROOT / "docs" / "results.md", Results(ROOT / "results" / "small"))
+    check(ROOT / "results" / "medium" / "README.md", Results(ROOT / "results" / "medium"))
+
+
+@pytest.mark.parametrize("scale", ["small", "medium"])
+def test_our_own_results_are_whole_and_of_what_the_tables_ask_for(scale):
+    """Or `reproduce` would refuse them."""
+    results = Results(ROOT / "results" / scale)
+    wanted = {job.name: job for job in distinct_trainings(list(TABLES.values()), results.seeds(), scale)}
+    for result in results.all():
+        job = wanted[result.name]
+        assert same_training(result.system, job.system), result.name
+        assert [record["round"] for record in result.records] == list(range(1, result.system.training.rounds + 1))
+        served = result.figures["served_accuracy"]
+        assert len(result.exit_accuracy) == result.system.topology.num_exits
+        for setting, accuracy in result.figures["accuracy"].items():
+            shares = parse_setting(job.served_as[setting])
+            if len(served[setting]) == len(shares):  # local-only has a network for each node
+                answered = sum(share * (own or 0) for share, own in zip(shares, served[setting], strict=True))
+                assert accuracy == pytest.approx(answered), result.name

@@ -7,7 +7,7 @@ import pytest
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
 from exitflow.report.series import Series, by_kind
-from tests.small import tiny_system
+from tests.small import record_of, tiny_system
 
 
 def training(folder, accuracies, weighting="serving-rate", seed=1, terms=None):
@@ -17,7 +17,7 @@ def training(folder, accuracies, weighting="serving-rate", seed=1, terms=None):
     lines = []
     for round, value in enumerate(accuracies, start=1):
         validation = {"exit_accuracy": [value, None, 1.0], "accuracy": value} if value is not None else None
-        lines.append({"round": round, "exit_weights": [0.5, 0.25, 0.25], "validation": validation})
+        lines.append(record_of(round, validation=validation))
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return TrainingFolder(folder)
 
@@ -37,6 +37,11 @@ def test_a_curve_has_the_rounds_that_all_seeds_have(tmp_path):
     assert Series("none", "auto", ()).accuracy().rounds == ()
 
 
+def test_a_seed_that_has_only_begun_does_not_hide_the_others(tmp_path):
+    done, begun = training(tmp_path / "a", [None, 0.25]), training(tmp_path / "b", [])
+    assert Series("auto", "auto", (done, begun)).accuracy() == Series("auto", "auto", (done,)).accuracy()
+
+
 def test_what_a_label_says_beyond_the_weighting():
     assert Series("serving-rate", "serving-rate", ()).variant == ""
     assert Series("serving-rate p=0.2", "serving-rate", ()).variant == "p=0.2"
@@ -44,8 +49,10 @@ def test_what_a_label_says_beyond_the_weighting():
 
 
 def test_error_terms_are_means_over_what_was_measured(tmp_path):
-    some = training(tmp_path / "a", [0.5], terms={"bias": 1.0})
-    more = training(tmp_path / "b", [0.5], terms={"bias": 3.0})
+    some, more = (
+        training(tmp_path / str(bias), [0.5], terms={"generalisation": 0, "bias": bias, "noise": 0, "sampling": 0})
+        for bias in (1.0, 3.0)
+    )
     none = training(tmp_path / "c", [0.5])
     assert Series("x", "x", (some, more, none)).error_terms["bias"].mean == 2.0
     assert Series("x", "x", (none,)).error_terms == {}

@@ -41,9 +41,9 @@ def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> 
     from exitflow.experiments.results import Results
     from exitflow.report import documents
 
-    if not Path(folder).is_dir():
-        raise ConfigError(f"there is no folder {folder!r}", key="RESULTS")
     results = Results(folder)
+    if not results.provenances():
+        raise ConfigError(f"there are no results of `exitflow reproduce` in {folder!r}", key="RESULTS")
     for name in update:
         click.echo(f"{name}: {documents.update(Path(name), results)} blocks changed.")
     for name in check:

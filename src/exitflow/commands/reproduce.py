@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from exitflow.commands.options import data_dir_option, json_option, print_json, split_seeds, workers_option
+from exitflow.commands.options import (
+    data_dir_option,
+    json_option,
+    print_json,
+    split_names,
+    split_seeds,
+    workers_option,
+)
 from exitflow.errors import ConfigError
 from exitflow.report.terminal import print_figures, print_gradient_variance, progress_bar
+
+if TYPE_CHECKING:
+    from exitflow.experiments.tables import Table
 
 
 @click.command(short_help="Run the experiments behind a table.")
@@ -38,8 +49,8 @@ def reproduce(
 ) -> None:
     """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
 
-    TABLE is table1, table2, table4, table5, table6, gradient-variance (the paper's Table 3), ours, parts, peers, or
-    all. Trainings that several cells share run once; a run that was killed goes on where it stood.
+    TABLE is table1 to table6 (table3 is also called gradient-variance), ours, parts, peers, or all. Trainings that
+    several cells share run once; a run that was killed goes on where it stood.
 
     \b
     Example:
@@ -51,17 +62,20 @@ def reproduce(
     from exitflow.experiments.results import Results
     from exitflow.experiments.tables import GRADIENT_VARIANCE, TABLES, find_table
 
+    table = GRADIENT_VARIANCE if table == "table3" else table
     chosen = list(TABLES.values()) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
-    names, numbers = _dataset_names(datasets), split_seeds(seeds)
+    names, numbers = _dataset_names(datasets, chosen), split_seeds(seeds)
     results = Results(out or Path("results") / scale)
     reproduction = Reproduction(results, scale, data_dir, device)
-    reproduction.check(names)
     jobs = reproduction.missing(chosen, numbers, names)
-    measured = [(name, seed) for name in names for seed in numbers] if table in ("all", GRADIENT_VARIANCE) else []
-    with progress_bar(len(jobs), unit="trainings") as show:
-        reproduction.run(jobs, workers=workers or os.cpu_count() or 1, observer=show)
-        for name, seed in measured:
-            show(f"gradient variance, {name}, seed {seed}", len(jobs))
+    measured = table in ("all", GRADIENT_VARIANCE)
+    unmeasured = reproduction.unmeasured(names, numbers) if measured else []
+    if needed := {job.dataset for job in jobs} | {name for name, _ in unmeasured}:
+        reproduction.check(sorted(needed))
+    with progress_bar(len(jobs) + len(unmeasured), unit="trainings" if jobs else "measurements") as show:
+        reproduction.run(jobs, workers=workers or _default_workers(device), observer=show)
+        for done, (name, seed) in enumerate(unmeasured, start=len(jobs)):
+            show(f"gradient variance, {name}, seed {seed}", done)
             reproduction.measure_gradient_variance(name, seed)
     figures = [TableFigures(each, results, tuple(numbers)) for each in chosen]
     if as_json:
@@ -74,11 +88,19 @@ def reproduce(
         print_gradient_variance(results, names, numbers)
 
 
-def _dataset_names(text: str) -> list[str]:
+def _default_workers(device: str) -> int:
+    """One for each core; an accelerator has room for one training."""
+    return (os.cpu_count() or 1) if device == "cpu" else 1
+
+
+def _dataset_names(text: str, chosen: Sequence[Table]) -> list[str]:
     from exitflow.experiments.tables import DATASETS
 
-    names = [name.strip() for name in text.split(",")]
+    names = split_names(text)
     for name in names:
         if name not in DATASETS:
             raise ConfigError(f"expected cifar10, cifar100 or both, got {name!r}", key="--datasets")
+    if len(chosen) == 1 and not set(names) & set(chosen[0].datasets):
+        own = " and ".join(chosen[0].datasets)
+        raise ConfigError(f"{chosen[0].name} is about {own} only, got {text!r}", key="--datasets")
     return names

@@ -37,8 +37,8 @@ class DataFiles:
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         if self.verify and md5 and (found := hashlib.md5(data).hexdigest()) != md5:
-            problem = f"md5 is {found}, the published file has {md5}; get it again, or set data.verify=false"
-            raise DataError(f"{path}: {problem}")
+            problem = f"md5 is {found}, the published file has {md5}; get it again"
+            raise DataError(f"{path}: {problem} (a system file may say data.verify=false)")
         return data
 
 

@@ -71,16 +71,36 @@ class Reproduction:
 
     def _has_result(self, job: Job) -> bool:
         found = self.results.get(job.name)
-        if found and not same_training(found.system, job.system):
+        if found is None:
+            return False
+        if not same_training(found.system, job.system):
             problem = f"is of another system than {self.scale} {job.name} is now; delete it, or choose another --out"
             raise RunError(f"{found.folder}: {problem}")
+        found.figures  # noqa: B018 - damage is told now, not after hours of training
+        return True
+
+    def unmeasured(self, datasets: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+        """The data sets and seeds whose gradient variance is not there."""
+        return [(name, seed) for name in datasets for seed in seeds if not self._has_variance(name, seed)]
+
+    def _has_variance(self, dataset: str, seed: int) -> bool:
+        found = self.results.gradient_variance(dataset, seed)
+        if found and found.get("scale") != self.scale:
+            path, scale = self.results.gradient_variance_file(dataset, seed), found.get("scale")
+            raise RunError(f"{path}: is of the scale {scale}, not {self.scale}; delete it, or choose another --out")
         return found is not None
+
+    def _make_folder(self) -> None:
+        try:
+            self.results.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.results.folder}: cannot be written: {error.strerror}") from None
 
     def run(self, jobs: Sequence[Job], *, workers: int, observer: Observer | None = None) -> None:
         """Train and evaluate all of `jobs`."""
         if not jobs:
             return
-        self.results.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         context = mp.get_context("spawn")
         reports: Reports = context.SimpleQueue()
         pool = ProcessPoolExecutor(
@@ -129,9 +149,8 @@ class Reproduction:
 
     def measure_gradient_variance(self, dataset: str, seed: int) -> None:
         """The paper's Table 3, at this scale: before training, on the data of the equal partition."""
+        self._make_folder()
         path = self.results.gradient_variance_file(dataset, seed)
-        if path.is_file():
-            return
         system = system_for_variance(dataset, seed, self.scale)
         assembly = Assembly(system, _dataset(system.data.name, self.data_dir))
         nodes = [node.name for node in system.topology.nodes]
@@ -139,8 +158,7 @@ class Reproduction:
         profile = assembly.profile
         table = measure_gradients(nodes, profile.probabilities, assembly.initial_state(), SerialBackend(trainer))
         variance = exit_means(table.mean_variance, profile.samples)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"gradient_variance": variance.tolist(), **provenance()})
+        write_json(path, {"gradient_variance": variance.tolist(), "scale": self.scale, **provenance()})
 
 
 def _activity(active: Collection[str]) -> str:
@@ -187,7 +205,9 @@ def _dataset(name: str, data_dir: str | None) -> Dataset:
 
 
 def _do(reproduction: Reproduction, name: str, system: System, served_as: Mapping[str, str]) -> None:
-    """One training, from wherever it stands to its result."""
+    """One training, from wherever it stands to its result; nothing where somebody else has it by now."""
+    if reproduction.results.get(name):
+        return
     started = time.perf_counter()
     folder = reproduction.results.folder
     dataset = _dataset(system.data.name, reproduction.data_dir)

@@ -17,16 +17,21 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from exitflow.config import parse_json
 from exitflow.errors import RunError
 from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.system import System, load_system
+from exitflow.federated.records import Record, is_number, read_records
 from exitflow.files import write_atomically
+from exitflow.theory.costs import ErrorTerms
+
+NUM_EXITS = 3  # of the paper's network, whose gradients its Table 3 is about
 
 
 @dataclass(frozen=True)
@@ -46,26 +51,21 @@ class TrainingFolder:
         return load_system(self.folder / "spec.toml")
 
     @cached_property
-    def records(self) -> list[dict[str, Any]]:
-        """A record per round; a last line that a kill has cut off does not count."""
-        path = self.folder / "rounds.jsonl"
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
-        return [_record(path, number, line) for number, line in enumerate(lines, start=1) if line.endswith("\n")]
+    def records(self) -> list[Record]:
+        """One for each round."""
+        return read_records(self.folder / "rounds.jsonl")
 
     @cached_property
     def profile(self) -> dict[str, Any]:
         """What the weighting knew; empty where nothing was written."""
         path = self.folder / "profile.json"
-        return read_json(path) if path.is_file() else {}
-
-
-def _record(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(line)
-        record["round"] + 0
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f"{path}: line {number} is no record of a round") from None
-    return record
+        if not path.is_file():
+            return {}
+        found = read_json(path)
+        if (terms := found.get("error_terms")) is not None:
+            known = isinstance(terms, dict) and all(is_number(terms.get(field.name)) for field in fields(ErrorTerms))
+            _expect(known, path, "error_terms", "the terms of the error bound", terms)
+        return found
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,12 @@ class Result(TrainingFolder):
         """What `result.json` says."""
         path = self.folder / "result.json"
         found = read_json(path)
-        accuracy, exits = found.get("accuracy"), found.get("exit_accuracy")
-        if not isinstance(accuracy, dict) or not isinstance(exits, list):
-            raise RunError(f"{path}: was not written by exitflow; delete it, and it will be made again")
+        accuracy, exits, seconds = (found.get(key) for key in ("accuracy", "exit_accuracy", "seconds"))
+        by_setting = isinstance(accuracy, dict) and all(map(_is_fraction, accuracy.values()))
+        _expect(by_setting, path, "accuracy", "a number from 0 to 1 for each serving setting", accuracy)
+        by_exit = isinstance(exits, list) and all(map(_is_fraction, exits))
+        _expect(by_exit, path, "exit_accuracy", "a number from 0 to 1 for each exit", exits)
+        _expect(seconds is None or is_number(seconds), path, "seconds", "a number", seconds)
         return found
 
     def accuracy(self, setting: str) -> float:
@@ -126,7 +129,13 @@ class Results:
     def gradient_variance(self, dataset: str, seed: int) -> dict[str, Any] | None:
         """What was measured of the gradients; None where nothing was."""
         path = self.gradient_variance_file(dataset, seed)
-        return read_json(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        found = read_json(path)
+        values = found.get("gradient_variance")
+        known = isinstance(values, list) and len(values) == NUM_EXITS and all(map(is_number, values))
+        _expect(known, path, "gradient_variance", f"{NUM_EXITS} numbers, one for each exit", values)
+        return found
 
     def gradient_variance_file(self, dataset: str, seed: int) -> Path:
         """Where it stands."""
@@ -136,10 +145,20 @@ class Results:
         return sorted(self.folder.glob("gradient-variance_*_seed-*.json"))
 
 
+def _expect(condition: bool, path: Path, key: str, expected: str, value: Any) -> None:
+    if not condition:
+        problem = f"expected {expected}, got {json.dumps(value)[:80]}; delete it, and it will be made again"
+        raise RunError(f"{path}: {key}: {problem}")
+
+
+def _is_fraction(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, dict):

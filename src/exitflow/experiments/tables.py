@@ -273,6 +273,11 @@ class Job:
     cells: list[Cell] = field(default_factory=list)
 
     @property
+    def dataset(self) -> str:
+        """What it is trained on."""
+        return self.system.data.name
+
+    @property
     def served_as(self) -> dict[str, str]:
         """For each of the paper's settings, the one at which the system is then served."""
         return {setting: serving_setting(self.method, setting) for setting in PAPER_SETTINGS}

@@ -127,8 +127,13 @@ def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
 
 
 def same_training(one: System, other: System) -> bool:
-    """Whether they train the same, wherever the data lie."""
-    return replace(one, data=replace(one.data, dir=None)) == replace(other, data=replace(other.data, dir=None))
+    """Whether they train the same, wherever the data lie, and whether or not they say how exits answer."""
+    return _what_decides(one) == _what_decides(other)
+
+
+def _what_decides(system: System) -> System:
+    answers = "blended" if system.training.blends_answers else "own"
+    return replace(system, data=replace(system.data, dir=None), training=replace(system.training, answers=answers))
 
 
 def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | None:

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from exitflow.errors import RunError
+from exitflow.federated.records import Record, read_records
 from exitflow.federated.types import ServerState
-from exitflow.files import write_atomically
+from exitflow.files import is_leftover, write_atomically
 from exitflow.tensors import load_tensors, save_tensors
 
 
@@ -48,11 +49,11 @@ class RunDir:
 
     @staticmethod
     def create(path: str | Path, spec: str) -> RunDir:
-        """A new run; refuses a directory that holds anything."""
+        """A new run; refuses a directory that holds anything, but for what a kill has left half written."""
         run = RunDir(path)
         if run.spec.is_file():
             raise RunError(f"{run.path}: holds a run already; resume it with --resume, or choose another directory")
-        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        if run.path.exists() and (not run.path.is_dir() or not all(map(is_leftover, run.path.iterdir()))):
             raise RunError(f"{run.path}: is not an empty directory; choose another one for the run")
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -103,34 +104,22 @@ class RunDir:
             file.flush()
             os.fsync(file.fileno())
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """All whole records; a line that was cut off by a kill does not count."""
-        try:
-            lines = self.records_file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        return [self._record(line, number) for number, line in enumerate(lines, start=1) if line.endswith("\n")]
+        return read_records(self.records_file)
 
-    def last_record(self) -> dict[str, Any]:
+    def last_record(self) -> Record:
         """Of a training that has ended."""
         if not (records := self.records()):
             raise RunError(f"{self.records_file}: the records of the rounds are gone")
         return records[-1]
 
-    def _record(self, line: str, number: int) -> dict[str, Any]:
-        try:
-            record: dict[str, Any] = json.loads(line)
-            record["round"] + 0
-        except (ValueError, KeyError, TypeError):
-            raise RunError(f"{self.records_file}: line {number} is no record of a round") from None
-        return record
-
     def forget_records_after(self, round: int) -> None:
         """Remove records of rounds that will be repeated, and what a kill has left half written."""
         kept = [json.dumps(record) + "\n" for record in self.records() if record["round"] <= round]
         write_atomically(self.records_file, "".join(kept).encode())
-        for leftover in self.path.glob("**/.*.tmp"):
-            leftover.unlink(missing_ok=True)
+        for path in filter(is_leftover, self.path.glob("**/.*")):
+            path.unlink(missing_ok=True)
 
     def save_checkpoint(self, state: ServerState) -> None:
         """Make `state` the point from which a resumed run goes on."""

@@ -24,6 +24,7 @@ from exitflow.report.grids import MISSING, Entry, Grid, signed, table_grid
 from exitflow.report.origin import origin_sentence
 from exitflow.report.terminal import percent, spread
 
+_LIKE_A_MARK = re.compile(r"<!--\s*results?\b(?=[^\w-])", re.IGNORECASE)
 _BEGIN = re.compile(r"<!--\s*results:\s*(.*?)\s*-->")
 _END = re.compile(r"<!--\s*end\s*-->")
 ORIGIN = "origin"
@@ -39,22 +40,22 @@ class Block:
 
 
 def update(path: Path, results: Results) -> int:
-    """Write every block anew; the number of blocks that changed."""
+    """Write every block anew; the number of blocks that changed. Nothing else changes."""
     lines = _read(path)
     changed = 0
-    for block in reversed(list(_blocks(path, lines))):
+    for block in reversed(_blocks(path, lines)):
         content = render(block.name, results)
         changed += lines[block.first : block.last] != content
         lines[block.first : block.last] = content
     if changed:
-        write_atomically(path, ("\n".join(lines) + "\n").encode())
+        write_atomically(path, "\n".join(lines).encode())
     return changed
 
 
 def check(path: Path, results: Results) -> int:
     """The number of blocks, all of which say what the records say."""
     lines = _read(path)
-    blocks = list(_blocks(path, lines))
+    blocks = _blocks(path, lines)
     for block in blocks:
         written = lines[block.first : block.last]
         for number, (found, right) in enumerate(zip_longest(written, render(block.name, results)), start=block.first):
@@ -72,12 +73,21 @@ def _quoted(line: str | None) -> str:
 
 def _read(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_bytes().decode().split("\n")
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _blocks(path: Path, lines: Sequence[str]) -> Iterator[Block]:
+def _blocks(path: Path, lines: Sequence[str]) -> list[Block]:
+    """At least one, or whoever asked has named the wrong file."""
+    blocks = list(_marked(path, lines))
+    if not blocks:
+        example = "<!-- results:table1 cifar10 --> and <!-- end -->"
+        raise ConfigError(f"has no table of results; they stand between {example}", source=str(path))
+    return blocks
+
+
+def _marked(path: Path, lines: Sequence[str]) -> Iterator[Block]:
     begun: Block | None = None
     fenced = False
     for number, line in enumerate(lines):
@@ -88,6 +98,9 @@ def _blocks(path: Path, lines: Sequence[str]) -> Iterator[Block]:
         if begin:
             begun = Block(begin[1], number + 1, number + 1)
             _parse(begun.name, f"{path}, line {number + 1}")
+        elif not fenced and _LIKE_A_MARK.search(line):
+            expected = "expected <!-- results:TABLE DATASET --> on a line of its own"
+            raise ConfigError(f"line {number + 1}: {expected}, got {line.strip()!r}", source=str(path))
         elif begun and _END.fullmatch(line.strip()):
             yield Block(begun.name, begun.first, number)
             begun = None

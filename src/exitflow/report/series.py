@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,8 @@ from exitflow.experiments.figures import Spread
 from exitflow.experiments.methods import METHODS
 from exitflow.experiments.results import TrainingFolder
 from exitflow.experiments.system import layers
+from exitflow.federated.records import Record
 from exitflow.federated.weighting import WEIGHTINGS
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,12 @@ class Series:
         return total(found) if found else None
 
     def _curve(self, value: Callable[[Record], float | None]) -> Curve:
-        """Over the rounds that all trainings have."""
+        """Over the rounds that all trainings have; those without any do not count."""
         by_seed: list[dict[int, float]] = []
         for training in self.trainings:
             found = {record["round"]: value(record) for record in training.records}
-            by_seed.append({round: each for round, each in found.items() if each is not None})
+            if known := {round: each for round, each in found.items() if each is not None}:
+                by_seed.append(known)
         rounds = tuple(sorted(set.intersection(*map(set, by_seed)))) if by_seed else ()
         return Curve(rounds, tuple(Spread.of([found[round] for found in by_seed]) for round in rounds))
 

@@ -1,0 +1,64 @@
+"""The records of a training, a line of JSON for each round: read with care, for whoever reads them next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from exitflow.config import parse_json
+from exitflow.errors import RunError
+
+Record = dict[str, Any]
+
+
+def read_records(path: Path) -> list[Record]:
+    """All whole records; a last line that a kill has cut off does not count, and no file holds none."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [_record(path, number, line) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
+
+
+def _record(path: Path, number: int, line: bytes) -> Record:
+    try:
+        record = parse_json(line)
+    except ValueError:
+        record = None
+    if not _is_record(record):
+        raise RunError(f"{path}: line {number} is no record of a round")
+    return record
+
+
+def _is_record(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("link_bytes"), dict):
+        return False
+    weights, validation, work = value.get("exit_weights"), value.get("validation"), value.get("multiply_adds")
+    return (
+        type(value.get("round")) is int
+        and isinstance(weights, list)
+        and _numbers(weights)
+        and _numbers(value["link_bytes"].values())
+        and (work is None or is_number(work))
+        and (validation is None or _is_validation(validation))
+    )
+
+
+def _is_validation(value: Any) -> bool:
+    """Exits that serve nothing have no accuracy as served."""
+    if not isinstance(value, dict):
+        return False
+    lists = [value.get(key, []) for key in ("exit_accuracy", "served_accuracy")]
+    known = [each for items in lists if isinstance(items, list) for each in items if each is not None]
+    return all(isinstance(items, list) for items in lists) and _numbers([*known, value.get("accuracy")])
+
+
+def _numbers(values: Iterable[Any]) -> bool:
+    return all(is_number(value) for value in values)
+
+
+def is_number(value: Any) -> bool:
+    """Finite, and not true or false."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
