@@ -133,11 +133,13 @@ def test_compare_prints_a_row_for_each_weighting(tmp_path):
 
 def test_explain_sets_the_weightings_side_by_side():
     output = call("explain", "paper-7", "--backend", "serial", *TINY_OPTIONS).stdout
-    rows = [line for line in output.splitlines() if any(name in line.split() for name in WEIGHTINGS)]
+    body = output[: output.index("Least in total: ")].replace(" *", "  ")
+    rows = [line for line in body.splitlines() if any(name in line.split() for name in WEIGHTINGS)]
     assert [row.split()[0] for row in rows] == list(WEIGHTINGS)
     assert len({len(row) for row in rows}) == 1  # aligned
     assert all(len(row.split()) == 1 + 3 + 5 for row in rows)
-    assert "Least in total: " in output
+    assert " serving-rate * " in output
+    assert "* what this system trains with." in output
     found = json.loads(call("explain", "paper-7", "--backend", "serial", "--json", *TINY_OPTIONS).stdout)
     weights = found["weightings"]["serving-rate"]["weights"]
     assert weights == pytest.approx([0.8, 0.15, 0.05])

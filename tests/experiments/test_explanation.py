@@ -61,6 +61,16 @@ def test_each_weighting_is_explained_as_its_own_training(own, tmp_path):
     assert json["exit_samples"] == json["weightings"][own]["exit_samples"]
 
 
+def test_weights_that_the_system_names_are_explained_too(tmp_path):
+    system = tiny_system("training.weighting=serving-rate", "training.exit_weights=[5,3,2]")
+    found = explain(system, dataset=DATA)
+    assert found.weights["exit_weights"] == pytest.approx((0.5, 0.3, 0.2))
+    assert found.weights["serving-rate"] == pytest.approx((0.8, 0.15, 0.05))
+    assert found.weighting == found.to_json()["weighting"] == "exit_weights"
+    run = train(system, tmp_path / "run", dataset=DATA)
+    assert run.records[-1]["exit_weights"] == list(found.weights["exit_weights"])
+
+
 def test_a_weighting_that_would_leave_an_exit_without_data_is_left_out():
     found = explain(tiny_system("training.weighting=auto", "data.layer_shares=[0,0,1]"), dataset=DATA)
     assert set(found.weights) == set(found.terms) == {"auto"}
@@ -73,5 +83,6 @@ def test_all_backends_explain_alike(explanation):
 
 def test_json_has_the_theorems_own_constants_too(explanation):
     found = explanation.to_json()
+    assert found["cheapest"] == explanation.cheapest
     assert found["constants"]["condition"] >= 1
     assert found["constants"]["num_rounds"] == 3

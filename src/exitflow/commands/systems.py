@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -90,13 +91,27 @@ def explain(
     exits = [f"exit {exit}" for exit in range(1, loaded.topology.num_exits + 1)]
     errors = ("generalisation", "bias", "noise", "sampling", "total")
     rows = [
-        [name, *(percent(weight) for weight in weights), *(f"{terms.to_json()[error]:.3f}" for error in errors)]
+        [
+            f"{name} *" if name == result.weighting else name,
+            *(percent(weight) for weight in weights),
+            *(f"{terms.to_json()[error]:.3f}" for error in errors),
+        ]
         for (name, weights), terms in zip(result.weights.items(), result.terms.values(), strict=True)
     ]
     most = max(inputs.loss_bound for inputs in result.inputs.values())
     title = f"{loaded.name}: weights in %, and the errors they allow, {most:.2f} each at most"
     print_table(title, ["weighting", *exits, *errors], rows)
     click.echo(f"Least in total: {result.cheapest}. {_why(result)}")
+    for note in _notes(result):
+        click.echo(note)
+
+
+def _notes(result: Explanation) -> Iterator[str]:
+    yield "* what this system trains with."
+    if result.weighting == "auto" != result.cheapest:
+        yield "The bound is not why auto is the default: accuracy as served in trainings is (docs/results.md)."
+    if "adaptive" in result.weights:
+        yield "adaptive begins with these weights, and follows the errors on validation data."
 
 
 def _why(result: Explanation) -> str:

@@ -20,13 +20,15 @@ from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
 from exitflow.theory.bound import BoundInputs, error_bound
 from exitflow.theory.costs import ErrorTerms, calibrated_costs, fixed_error
 
+GIVEN = "exit_weights"  # the key of the system file where it names the weights themselves
+
 
 @dataclass(frozen=True)
 class Explanation:
     """The weights of every weighting in the last round, and what they cost."""
 
     system: str
-    weighting: str  # the system's own
+    weighting: str  # the system's own, or GIVEN
     weights: dict[str, tuple[float, ...]]
     terms: dict[str, ErrorTerms]  # calibrated: no error above the loss that can be lost
     inputs: dict[str, BoundInputs]  # the theorem's constants, measured or estimated, for the training under each
@@ -44,6 +46,8 @@ class Explanation:
         more = ("heterogeneity", "squared_distance", "num_rounds", "num_steps")
         return {
             "system": self.system,
+            "weighting": self.weighting,
+            "cheapest": self.cheapest,
             "serve_share": inputs.serve_share.tolist(),
             "exit_samples": inputs.exit_samples.tolist(),
             "num_parameters": inputs.pseudo_dimension.tolist(),
@@ -70,7 +74,9 @@ def explain(
     Each with what nodes train under it. Those under which `system` could not be trained are left out.
     """
     dataset = dataset or dataset_of(system)
-    trainings = {name: replace(system.training, weighting=name) for name in WEIGHTINGS}
+    trainings = {name: replace(system.training, weighting=name, exit_weights=()) for name in WEIGHTINGS}
+    if system.training.exit_weights:
+        trainings[GIVEN] = system.training
     own = system.training.trains_all_exits
     measured = {own: _measured(Assembly(system, dataset), backend, workers)}
     for training in [each for each in trainings.values() if each.trains_all_exits != own][:1]:
@@ -82,11 +88,13 @@ def explain(
         for name, training in trainings.items()
         if training.trains_all_exits in measured
     }
-    weights = {name: WEIGHTINGS[name](profile, system.training.rounds) for name, profile in profiles.items()}
+    weights = {
+        name: trainings[name].exit_weighting(profile, system.training.rounds) for name, profile in profiles.items()
+    }
     inputs = {name: profile.bound for name, profile in profiles.items() if profile.bound}
     return Explanation(
         system.name,
-        system.training.weighting,
+        GIVEN if system.training.exit_weights else system.training.weighting,
         {name: tuple(each.tolist()) for name, each in weights.items()},
         {name: calibrated_costs(inputs[name]).terms(each) for name, each in weights.items()},
         inputs,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -132,7 +132,7 @@ def same_training(one: System, other: System) -> bool:
 
 
 def _what_decides(system: System) -> System:
-    answers = "blended" if system.training.blends_answers else "own"
+    answers: Literal["blended", "own"] = "blended" if system.training.blends_answers else "own"
     return replace(system, data=replace(system.data, dir=None), training=replace(system.training, answers=answers))
 
 

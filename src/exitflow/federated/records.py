@@ -24,9 +24,9 @@ def read_records(path: Path) -> list[Record]:
 
 def _record(path: Path, number: int, line: bytes) -> Record:
     try:
-        record = parse_json(line)
+        record: Record = parse_json(line)
     except ValueError:
-        record = None
+        record = {}
     if not _is_record(record):
         raise RunError(f"{path}: line {number} is no record of a round")
     return record
