@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from exitflow.experiments.tables import DATASETS, TABLES, Job, Table, distinct_trainings
+from exitflow.federated.measuring import GradientTable
 from exitflow.topology.rates import serving_plan
 from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
 
@@ -54,14 +55,29 @@ def write_training(folder: Path, job: Job, rng: np.random.Generator, rounds: int
                 "seconds": 1.0,
             }
             file.write(json.dumps(record) + "\n")
-    terms = None
-    if job.system.training.weighting in ("balanced-adj", "bound-min"):
-        terms = {"generalisation": 0.4, "bias": 0.1, "noise": 0.3, "sampling": 0.05, "total": 0.85}
-    (folder / "profile.json").write_text(json.dumps({"error_terms": terms}))
+    (folder / "profile.json").write_text(json.dumps(_profile(job, weights, rng)))
     served = [*PAPER_SETTINGS, "100-0-0", "0-0-100"]
     accuracy = {each: float(np.array(parse_setting(each)) @ top[-3:]) for each in served}
     figures = {"exit_accuracy": top.tolist(), "accuracy": accuracy, "seconds": 61.5, **PROVENANCE}
     (folder / "result.json").write_text(json.dumps(figures))
+
+
+def _profile(job: Job, weights: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
+    profile: dict[str, object] = {"serve_share": weights.tolist(), "error_terms": None, "gradients": None}
+    if job.system.training.weighting == "balanced-adj":
+        nodes = job.system.topology.nodes
+        own = np.array([[node.exit == exit for exit in (1, 2, 3)] for node in nodes])
+        table = np.where(own, 0.1 + rng.random(own.shape), np.nan)
+        figures = {"mean_variance": table * 1e-4, "variance": table, "second_moment": 2 * table, "loss": 2 + table / 10}
+        profile |= {
+            "num_steps": 10,
+            "multiply_adds": [1e5, 4e5, 1.5e6],
+            "num_parameters": [100, 1000, 10000],
+            "node_samples": {node.name: 1000 for node in nodes},
+            "gradients": GradientTable(**figures).to_json(),
+            "error_terms": {"generalisation": 0.4, "bias": 0.1, "noise": 0.3, "sampling": 0.05, "total": 0.85},
+        }
+    return profile
 
 
 def write_gradient_variance(folder: Path, dataset: str, seed: int, values=(4e-3, 2e-3, 1e-3)) -> None:

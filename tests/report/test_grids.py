@@ -46,6 +46,17 @@ def test_a_single_result_is_not_the_best_of_anything(tmp_path, put):
     assert not any(entry.best for entry in grid(tmp_path).entries)
 
 
+def test_who_answers_everything_at_one_exit_is_not_the_best_of_a_column(tmp_path, put):
+    peers = TABLES["peers"]
+    put("all-cloud", "33-33-33", 9, 0.9, table=peers)
+    put("auto", "80-15-5", 9, 0.6, table=peers)
+    put("fedavg", "33-33-33", 9, 0.5, table=peers)
+    found = grid(tmp_path, peers)
+    assert found.rows["all-cloud"][0].measured.mean == 0.9
+    assert [label for label, row in found.rows.items() if row[0].best] == ["auto"]
+    assert "all-local and all-cloud answer everything at one exit, so no column is theirs." in " ".join(found.notes)
+
+
 def test_fewer_seeds_are_marked(tmp_path, put):
     put("equal-weight", "80-15-5", 9, 0.5)
     put("equal-weight", "80-15-5", 42, 0.6)

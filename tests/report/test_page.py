@@ -19,7 +19,7 @@ from exitflow.report.build import build_report, make_page
 from exitflow.report.page import Field, Page, PageTable, Section, render
 from exitflow.report.series import by_kind
 from exitflow.report.terminal import spread
-from tests.report.synthetic import write_results
+from tests.report.synthetic import write_gradient_variance, write_results
 from tests.small import image_dataset, tiny_system
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -102,6 +102,29 @@ def test_a_method_with_exits_of_its_own_is_in_the_table_but_not_among_the_exits(
     assert "local-only" in served.alt
     assert by_exit
     assert not any("local-only" in plot.alt for plot in by_exit)
+    assert "leave out local-only, which has other exits" in " ".join(part.tables[0].notes)
+
+
+def test_the_overview_counts_seeds_as_they_are(tmp_path):
+    folder = write_results(tmp_path / "r", [TABLES["table1"]], (9,), ["cifar10"])
+    overview = dict(make_page(folder).sections[0].tables[0].rows)
+    assert overview[TABLES["table1"].title][0] == Field("28 of 28", "seed 9")
+    write_results(folder, [TABLES["table6"]], (9, 42), ["cifar10"])
+    shutil.rmtree(next(folder.glob("*highly-biased_equal-weight*seed-9")))
+    write_gradient_variance(folder, "cifar10", 42)
+    overview = dict(make_page(folder).sections[0].tables[0].rows)
+    assert overview[TABLES["table6"].title][0] == Field("9 of 9", "1 to 2 seeds")
+    assert overview["Table 3: gradient variance"][0] == Field("measured", "seed 42")
+    assert overview["Table 3: gradient variance"][1].missing
+
+
+def test_the_error_bound_has_all_weightings_of_table_1(tmp_path):
+    folder = write_results(tmp_path / "r", [TABLES["table1"]], (9, 42), ["cifar10"])
+    (plot,) = next(section for section in make_page(folder).sections if section.anchor == "error-terms").plots
+    names = [row.label for row in TABLES["table1"].rows] + ["bound-min"]
+    for setting in ("80-15-5", "33-33-33", "5-15-80"):
+        assert all(f"{name}, {setting}" in plot.alt for name in names)
+    assert "± one standard deviation over seeds" in plot.svg()
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +186,8 @@ def test_a_run_that_is_not_finished_is_shown_as_such(runs, tmp_path):
     [
         (["nowhere"], "nowhere: there is no such folder"),
         ([".", "--out", "x"], "holds no results of `exitflow reproduce` and no runs"),
-        (["nowhere", "--check", "x.md"], "RESULTS: there is no folder 'nowhere'"),
+        (["nowhere", "--check", "x.md"], "RESULTS: there are no results of `exitflow reproduce` in 'nowhere'"),
         ([".", "--check", "x.md", "--out", "x"], "--out: writes a page, --update and --check do not"),
-        ([".", "--update", "x.md"], "x.md: cannot be read"),
     ],
 )
 def test_what_cannot_be_reported_is_one_sentence(tmp_path, monkeypatch, arguments, sentence):
@@ -197,7 +219,9 @@ addEventListener("load", async () => {
   }
   const loaded = performance.getEntriesByType("resource").map(each => each.name).filter(each => !each.startsWith("data:"));
   const wide = document.documentElement.scrollWidth > innerWidth;
-  document.title = JSON.stringify({images: document.images.length, broken, loaded, wide,
+  const covered = [...document.querySelectorAll(".scroll")].filter(each =>
+    [...each.querySelectorAll("tbody th")].some(label => label.offsetWidth > 0.55 * each.clientWidth)).length;
+  document.title = JSON.stringify({images: document.images.length, broken, loaded, wide, covered,
     tables: document.querySelectorAll("table").length});
 });
 </script>
@@ -220,7 +244,7 @@ def browse(path, *options):
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [360, 700, 1280])
 def test_a_browser_shows_it_without_a_complaint_or_a_request(page, tmp_path, width):
     import json
 
@@ -235,6 +259,7 @@ def test_a_browser_shows_it_without_a_complaint_or_a_request(page, tmp_path, wid
     assert found["loaded"] == []
     assert found["images"] == page[1]
     assert found["tables"] == html.count("<table>") > 10
+    assert found["covered"] == 0  # the labels of rows stay where they are, and must leave room for the figures
     assert not found["wide"]  # tables scroll within the page, the page itself does not
 
 

@@ -65,6 +65,7 @@ def test_a_drawing_explains_itself(plot):
         "80-15-5",
         "requests answered by exits 1-2-3, %",
         "accuracy as served, %",
+        "whiskers: ± one standard deviation over seeds",
         "serving-rate p=0.2",
     ):
         assert text in drawn

@@ -73,6 +73,11 @@ class Row:
             return not find_method(self.method).knows_serving_rates
         return self.weighting in IGNORE_SERVING_RATES
 
+    @property
+    def serves_the_setting(self) -> bool:
+        """Whether its exits answer the shares that a column says."""
+        return serving_setting(self.method, NEUTRAL_SETTING) == NEUTRAL_SETTING
+
 
 _AUTO = Row("auto", "auto", (_OUR_HEADS, _OUR_STEP, _BLENDED))
 _PAPER_ROWS = tuple(Row(name, name) for name in ("equal-weight", "flops-prop", "serving-rate", "balanced-adj"))

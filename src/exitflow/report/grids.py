@@ -72,6 +72,8 @@ class Grid:
         if self.seeds:
             notes[0] += f"; {_over(self.seeds)}"
         notes[0] += "."
+        if others := [row.label for row in self.table.rows if not row.serves_the_setting]:
+            notes.append(f"{' and '.join(others)} answer everything at one exit, so no column is theirs.")
         if any(self.raised(entry) for entry in self.entries):
             notes.append(f"A raised figure: over so many seeds, not {len(self.seeds)}.")
             if self.summary:
@@ -95,8 +97,9 @@ def table_grid(table: Table, dataset: str, results: Results) -> Grid:
     seeds = results.seeds()
     figures = TableFigures(table, results, seeds)
     rows = {row.label: [_entry(figures, dataset, row.label, each) for each in table.settings] for row in table.rows}
+    compared = [rows[row.label] for row in table.rows if row.serves_the_setting]
     for column in range(len(table.settings)):
-        _mark_best(list(rows.values()), column)
+        _mark_best(compared, column)
     found = [figures.found(cell) for cell in table.cells([dataset])]
     names = {result.name for results in found for result in results}
     own_seeds = tuple(seed for seed in seeds if any(name.endswith(f"_seed-{seed}") for name in names))

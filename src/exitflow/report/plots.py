@@ -54,7 +54,6 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "exitflow",
 }
-_OUTER_LABEL: Any = {"fontsize": 9.5, "color": MUTED.light}
 
 
 @dataclass(frozen=True)
@@ -114,28 +113,31 @@ class Line:
 
 def settings_plot(name: str, title: str, settings: Sequence[str], panels: Mapping[str, Sequence[Line]]) -> Plot:
     """Accuracy as served over serving settings; all panels on one scale."""
-    drawing = _lines_plot(name, title, settings, panels)
-    drawing.figure.axes[-1].set_xlabel("requests answered by exits 1-2-3, %")
-    drawing.figure.supylabel("accuracy as served, %", **_OUTER_LABEL)
-    return drawing
+    return _lines_plot(
+        name, title, settings, panels, unit="accuracy as served, %", xlabel="requests answered by exits 1-2-3, %"
+    )
 
 
 def exits_plot(name: str, title: str, panels: Mapping[str, Sequence[Line]]) -> Plot:
     """Accuracy of each exit on all samples; all panels on one scale."""
     num_exits = max(len(line.values) for lines in panels.values() for line in lines)
-    drawing = _lines_plot(name, title, [f"exit {exit}" for exit in range(1, num_exits + 1)], panels)
-    drawing.figure.supylabel("accuracy, %", **_OUTER_LABEL)
-    return drawing
+    places = [f"exit {exit}" for exit in range(1, num_exits + 1)]
+    return _lines_plot(name, title, places, panels, unit="accuracy, %")
 
 
-def _lines_plot(name: str, title: str, places: Sequence[str], panels: Mapping[str, Sequence[Line]]) -> Plot:
+def _lines_plot(
+    name: str, title: str, places: Sequence[str], panels: Mapping[str, Sequence[Line]], *, unit: str, xlabel: str = ""
+) -> Plot:
     series = list({line.series.label: line.series for lines in panels.values() for line in lines}.values())
     with _figure(title, _height(2.2, panels, series), len(panels), sharey=True) as (figure, all_axes):
         for axes, (panel, lines) in zip(all_axes, panels.items(), strict=True):
             _draw_lines(axes, lines, series)
             axes.set_title(panel)
+            axes.set_ylabel(unit)
         all_axes[-1].set_xticks(range(len(places)), places)
         all_axes[-1].set_xlim(-0.4, len(places) - 0.6)
+        spreads = [value for lines in panels.values() for line in lines for value in line.values if value]
+        all_axes[-1].set_xlabel(_with_meaning(xlabel, "whiskers", spreads))
         _legend(figure, series)
     labels = ", ".join(each.label for each in series)
     return Plot(name, f"{title}: {', '.join(panels)}; lines: {labels}.", figure)
@@ -151,19 +153,21 @@ def curves_plot(
     limits: tuple[float, float] | None = None,
 ) -> Plot:
     """Something in % over the rounds; every panel on a scale of its own, or all within `limits`."""
+    spreads: list[Spread] = []
     with _figure(title, _height(1.5, panels, series), len(panels)) as (figure, all_axes):
         for axes, (panel, curve_of) in zip(all_axes, panels.items(), strict=True):
             for each in series:
-                _draw_curve(axes, each, series, curve_of(each))
-            axes.set_title(panel)
+                curve = curve_of(each)
+                spreads += curve.values
+                _draw_curve(axes, each, series, curve)
+            axes.set_title(f"{panel}: {unit}")
             axes.margins(x=0.02)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             if limits:
                 axes.set_ylim(*limits)
                 axes.yaxis.set_major_locator(MultipleLocator(25))
-        all_axes[-1].set_xlabel("round")
-        all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        figure.supylabel(unit, **_OUTER_LABEL)
+        all_axes[-1].set_xlabel(_with_meaning("round", "bands", spreads))
+        all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
         _legend(figure, series)
     labels = ", ".join(each.label for each in series)
     return Plot(name, f"{title}: over rounds, for {', '.join(panels)}; lines: {labels}.", figure)
@@ -177,13 +181,26 @@ def error_terms_plot(name: str, title: str, terms: Mapping[str, Mapping[str, Spr
             widths = np.array([each[term].mean for each in terms.values()])
             axes.barh(range(len(terms)), widths, left=left, color=colour.light, label=term, height=0.66)
             left += widths
+        totals = [each.get("total") for each in terms.values()]
+        spread = [total.std if total and total.std else np.nan for total in totals]
+        if not np.isnan(spread).all():
+            axes.errorbar(
+                left, range(len(terms)), xerr=spread, fmt="none", ecolor=INK.light, capsize=2.5, elinewidth=1.1
+            )
         axes.set_yticks(range(len(terms)), list(terms))
         axes.invert_yaxis()
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("error that the bound allows, in units of the loss")
+        known = [total for total in totals if total]
+        axes.set_xlabel(_with_meaning("error that the bound allows, in units of the loss", "whiskers", known))
         figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.2)
     return Plot(name, f"{title}: {', '.join(TERM_NAMES)} for {', '.join(terms)}.", figure)
+
+
+def _with_meaning(label: str, marks: str, spreads: Sequence[Spread]) -> str:
+    """What the whiskers or bands mean, where there are any."""
+    meaning = f"{marks}: ± one standard deviation over seeds" if any(each.std is not None for each in spreads) else ""
+    return "\n".join(part for part in (label, meaning) if part)
 
 
 def _draw_lines(axes: Axes, lines: Sequence[Line], all_series: Sequence[Series]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from exitflow.experiments.figures import Spread, TableFigures
-from exitflow.experiments.results import Result, Results
+from exitflow.experiments.recorded_terms import recorded_terms
+from exitflow.experiments.results import Result, Results, TrainingFolder
 from exitflow.experiments.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
 from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, signed, table_grid
 from exitflow.report.origin import origin_facts
@@ -14,6 +15,8 @@ from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_
 from exitflow.report.series import Series
 from exitflow.report.terminal import percent, spread
 from exitflow.topology.settings import parse_setting
+
+VARIANCE_TITLE = "Table 3: gradient variance"
 
 
 def short_title(table: Table) -> str:
@@ -24,7 +27,7 @@ def short_title(table: Table) -> str:
 def results_page(results: Results) -> Page:
     """All that is there; what is not is shown as missing."""
     grids = [table_grid(table, name, results) for table in TABLES.values() for name in table.datasets]
-    overview = Section("overview", "What is here", tables=[_overview(grids)])
+    overview = Section("overview", "What is here", tables=[_overview(grids, results)])
     tables = [
         _table_section(table, [grid for grid in grids if grid.table is table], results) for table in TABLES.values()
     ]
@@ -37,7 +40,7 @@ def results_page(results: Results) -> Page:
     )
 
 
-def _overview(grids: Sequence[Grid]) -> PageTable:
+def _overview(grids: Sequence[Grid], results: Results) -> PageTable:
     rows = []
     for table in TABLES.values():
         fields = []
@@ -46,11 +49,30 @@ def _overview(grids: Sequence[Grid]) -> PageTable:
             if grid is None:
                 fields.append(Field("not in the paper", missing=True))
             else:
-                seeds = f"seeds {', '.join(map(str, grid.seeds))}" if len(grid.seeds) > 1 else ""
-                seeds = seeds or (f"seed {grid.seeds[0]}" if grid.seeds else "")
-                fields.append(Field(f"{grid.num_found} of {len(grid.entries)}", seeds, missing=not grid.num_found))
+                found = f"{grid.num_found} of {len(grid.entries)}"
+                fields.append(Field(found, _seeds_found(grid), missing=not grid.num_found))
         rows.append((table.title, fields))
+    rows.append((VARIANCE_TITLE, [_variance_found(dataset, results) for dataset in DATASETS]))
     return PageTable("Cells with a result", ["", *(DATASET_TITLES[name] for name in DATASETS)], rows)
+
+
+def _variance_found(dataset: str, results: Results) -> Field:
+    seeds = [seed for seed in results.seeds() if results.gradient_variance(dataset, seed)]
+    return Field("measured", _seeds(seeds)) if seeds else Field("not measured", missing=True)
+
+
+def _seeds_found(grid: Grid) -> str:
+    """How many seeds the cells rest on, and which where all rest on the same."""
+    numbers = sorted({entry.num_seeds for entry in grid.entries if entry.measured})
+    if not numbers:
+        return ""
+    if len(numbers) > 1:
+        return f"{numbers[0]} to {numbers[-1]} seeds"
+    return _seeds(grid.seeds)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _table_section(table: Table, grids: Sequence[Grid], results: Results) -> Section:
@@ -58,7 +80,7 @@ def _table_section(table: Table, grids: Sequence[Grid], results: Results) -> Sec
         Section(
             f"{table.name}-{grid.dataset}",
             DATASET_TITLES[grid.dataset],
-            tables=[_grid_table(grid)],
+            tables=[_grid_table(grid, _not_by_exit(grid, results))],
             plots=list(_plots(grid, results)),
         )
         for grid in grids
@@ -66,8 +88,22 @@ def _table_section(table: Table, grids: Sequence[Grid], results: Results) -> Sec
     return Section(table.name, table.title, parts=parts, short=short_title(table))
 
 
-def _grid_table(grid: Grid) -> PageTable:
+def _not_by_exit(grid: Grid, results: Results) -> list[str]:
+    """The rows whose networks have other exits than the settings speak of."""
+    setting = grid.table.settings[0]
+    figures = TableFigures(grid.table, results, grid.seeds)
+    found = {label: figures.found(figures.cell(grid.dataset, label, setting)) for label in grid.rows}
+    return [label for label, trainings in found.items() if trainings and not _has_exits_of(setting, trainings[0])]
+
+
+def _has_exits_of(setting: str, training: TrainingFolder) -> bool:
+    return training.system.topology.num_exits == len(parse_setting(setting))
+
+
+def _grid_table(grid: Grid, not_by_exit: Sequence[str]) -> PageTable:
     notes = [*grid.notes]
+    if not_by_exit:
+        notes.append(f"The figures by exit leave out {', '.join(not_by_exit)}, which has other exits.")
     if grid.has_paper:
         notes.append("Below each figure: the paper's, and the difference from it in points.")
     if any(entry.best for entry in grid.entries):
@@ -124,9 +160,9 @@ def _plots(grid: Grid, results: Results) -> Iterator[Plot]:
     learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
     weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
     title = f"{where}: learning, trained for {setting}"
-    yield curves_plot(f"{stem}-learning", title, "accuracy on validation data, %", learned, series)
+    yield curves_plot(f"{stem}-learning", title, "validation accuracy, %", learned, series)
     title = f"{where}: weights of the exits, trained for {setting}"
-    yield curves_plot(f"{stem}-weights", title, "weight in training, %", weights, series, limits=WEIGHT_LIMITS)
+    yield curves_plot(f"{stem}-weights", title, "weight, %", weights, series, limits=WEIGHT_LIMITS)
 
 
 def _settings_panels(grid: Grid) -> dict[str, list[Line]]:
@@ -146,8 +182,7 @@ def _series(grid: Grid, setting: str, results: Results) -> list[Series]:
     """The rows of a table that have a training for that setting, with the exits that the setting speaks of."""
     figures = TableFigures(grid.table, results, grid.seeds)
     found = [_row_series(grid, label, figures.found(figures.cell(grid.dataset, label, setting))) for label in grid.rows]
-    num_exits = len(parse_setting(setting))
-    return [each for each in found if each.trainings and each.trainings[0].system.topology.num_exits == num_exits]
+    return [each for each in found if each.trainings and _has_exits_of(setting, each.trainings[0])]
 
 
 def _exit_lines(series: Sequence[Series]) -> list[Line]:
@@ -170,11 +205,11 @@ def _variance_section(results: Results) -> Section:
         rows.append(("the paper", [Field(f"{value:.2e}") for value in published_gradient_variance(dataset)]))
         tables.append(PageTable(DATASET_TITLES[dataset], ["", "exit 1", "exit 2", "exit 3"], rows))
     text = "The mean variance of the gradient's elements at each exit, before training."
-    return Section("gradient-variance", "Table 3: gradient variance", text, tables, short="Table 3")
+    return Section("gradient-variance", VARIANCE_TITLE, text, tables, short="Table 3")
 
 
 def _error_section(results: Results) -> list[Section]:
-    """Of all rows of Table 1 and of ours that measured their gradients."""
+    """Of the weightings of Table 1 and of bound-min."""
     plots = []
     for dataset in DATASETS:
         terms = dict(_error_terms(dataset, results))
@@ -183,18 +218,22 @@ def _error_section(results: Results) -> list[Section]:
             plots.append(error_terms_plot(f"error-terms-{dataset}", title, terms))
     text = (
         "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated so "
-        "that no part exceeds the loss that can be lost. Only trainings that measured their gradients have it."
+        "that no part exceeds the loss that can be lost. From the gradients that the trainings of balanced-adj "
+        "measured before the first round, where each node trains its own exit; the trainings of auto measure none."
     )
     return [Section("error-terms", "The error bound", text, plots=plots)] if plots else []
 
 
 def _error_terms(dataset: str, results: Results) -> Iterator[tuple[str, Mapping[str, Spread]]]:
-    for name in ("table1", "parts"):
-        grid = table_grid(TABLES[name], dataset, results)
-        for setting in dict.fromkeys((grid.table.settings[0], NEUTRAL_SETTING, grid.table.settings[-1])):
-            for series in _series(grid, setting, results):
-                if series.error_terms and not series.variant:
-                    yield f"{series.label}, {setting}", series.error_terms
+    table = TABLES["table1"]
+    figures = TableFigures(table, results, results.seeds())
+    names = [*(row.weighting for row in table.rows), "bound-min"]
+    for setting in (table.settings[0], NEUTRAL_SETTING, table.settings[-1]):
+        measured = figures.found(figures.cell(dataset, "balanced-adj", setting))
+        by_seed = [found for found in (recorded_terms(each, names) for each in measured) if found]
+        for name in names if by_seed else ():
+            terms = [found[name].to_json() for found in by_seed]
+            yield f"{name}, {setting}", {term: Spread.of([each[term] for each in terms]) for term in terms[0]}
 
 
 def _trainings_section(results: Results) -> list[Section]:

@@ -86,5 +86,5 @@ def _plots(series: Sequence[Series]) -> list[Plot]:
     panels = {"as served": Series.accuracy, **learned}
     return [
         curves_plot("learning", "Learning", "validation accuracy, %", panels, series),
-        curves_plot("weights", "Weights of the exits", "weight in training, %", weights, series, limits=WEIGHT_LIMITS),
+        curves_plot("weights", "Weights of the exits", "weight, %", weights, series, limits=WEIGHT_LIMITS),
     ]

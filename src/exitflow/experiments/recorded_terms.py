@@ -1,0 +1,47 @@
+"""What other weights than those of a training would have cost by Theorem 1, from the gradients that it measured.
+
+The gradients at the initial model do not depend on the weighting, so one training that measured them tells the cost of
+all weightings under which nodes train the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from exitflow.errors import RunError
+from exitflow.experiments.results import TrainingFolder
+from exitflow.federated.measuring import GradientTable, measured_profile
+from exitflow.federated.sampling import probability_matrix
+from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
+from exitflow.theory.costs import ErrorTerms, calibrated_costs
+
+
+def recorded_terms(training: TrainingFolder, weightings: Iterable[str]) -> dict[str, ErrorTerms]:
+    """Of the weights in the last round, calibrated; {} where the training measured no gradients."""
+    if not training.profile.get("gradients"):
+        return {}
+    try:
+        profile = _measured_profile(training)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise RunError(f"{training.folder / 'profile.json'}: gradients: was not written by exitflow") from None
+    assert profile.bound is not None
+    costs, last = calibrated_costs(profile.bound), profile.num_rounds
+    return {name: costs.terms(WEIGHTINGS[name](profile, last)) for name in weightings}
+
+
+def _measured_profile(training: TrainingFolder) -> ExitProfile:
+    known, spec = training.profile, training.system.training
+    samples = {name: float(count) for name, count in known["node_samples"].items()}
+    profile = ExitProfile(
+        serve_share=np.array(known["serve_share"], dtype=np.float64),
+        multiply_adds=np.array(known["multiply_adds"], dtype=np.float64),
+        samples=np.array(list(samples.values())),
+        probabilities=probability_matrix(training.system.topology, samples, spec),
+        num_rounds=spec.rounds,
+        normalised_step=spec.server_step == "coverage",
+    )
+    table = GradientTable.from_json(known["gradients"])
+    steps, parameters = int(known["num_steps"]), [int(count) for count in known["num_parameters"]]
+    return measured_profile(profile, table, num_parameters=parameters, spec=spec, num_steps=steps)

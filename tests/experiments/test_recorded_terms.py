@@ -1,0 +1,42 @@
+"""What other weights would have cost, from what one training measured."""
+
+import json
+
+import pytest
+
+from exitflow.errors import RunError
+from exitflow.experiments.explanation import explain
+from exitflow.experiments.recorded_terms import recorded_terms
+from exitflow.experiments.results import TrainingFolder
+from exitflow.experiments.training import train
+from tests.small import image_dataset, tiny_system
+
+DATA = image_dataset(96)
+NAMES = ("equal-weight", "flops-prop", "serving-rate", "balanced-adj", "bound-min")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    system = tiny_system("training.weighting=balanced-adj", "training.help_probability=0.2")
+    return train(system, tmp_path_factory.mktemp("run") / "run", dataset=DATA)
+
+
+def test_they_are_what_the_training_says_of_itself_and_what_explain_says_of_all(run):
+    found = recorded_terms(TrainingFolder(run.path), NAMES)
+    assert found["balanced-adj"].to_json() == TrainingFolder(run.path).profile["error_terms"]
+    explained = explain(run.system, dataset=DATA).terms
+    assert found == {name: explained[name] for name in NAMES}
+
+
+def test_a_training_that_measured_nothing_tells_nothing(tmp_path):
+    run = train(tiny_system("training.weighting=serving-rate"), tmp_path / "run", dataset=DATA)
+    assert recorded_terms(TrainingFolder(run.path), NAMES) == {}
+
+
+@pytest.mark.parametrize("damage", [{"gradients": 1}, {"gradients": {"x": []}}, {"node_samples": {}}])
+def test_damage_is_one_sentence(run, tmp_path, damage):
+    profile = json.loads((run.path / "profile.json").read_text())
+    (tmp_path / "spec.toml").write_text((run.path / "spec.toml").read_text())
+    (tmp_path / "profile.json").write_text(json.dumps(profile | damage))
+    with pytest.raises(RunError, match=r"profile.json: gradients: was not written by exitflow"):
+        recorded_terms(TrainingFolder(tmp_path), NAMES)
