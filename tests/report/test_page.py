@@ -220,7 +220,7 @@ addEventListener("load", async () => {
   const loaded = performance.getEntriesByType("resource").map(each => each.name).filter(each => !each.startsWith("data:"));
   const wide = document.documentElement.scrollWidth > innerWidth;
   const covered = [...document.querySelectorAll(".scroll")].filter(each =>
-    [...each.querySelectorAll("tbody th")].some(label => label.offsetWidth > 0.55 * each.clientWidth)).length;
+    [...each.querySelectorAll("tbody th")].some(label => Math.max(label.offsetWidth, label.scrollWidth) > 0.55 * each.clientWidth)).length;
   document.title = JSON.stringify({images: document.images.length, broken, loaded, wide, covered,
     tables: document.querySelectorAll("table").length});
 });

@@ -50,7 +50,8 @@ def reproduce(
     """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
 
     TABLE is table1 to table6 (table3 is also called gradient-variance), ours, parts, peers, or all. Trainings that
-    several cells share run once; a run that was killed goes on where it stood.
+    several cells share run once; a run that was killed goes on where it stood. Without --workers there is one for each
+    core, or one in all where --device is no cpu.
 
     \b
     Example:
