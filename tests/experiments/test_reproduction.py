@@ -9,18 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from exitflow.errors import RunError, TrainingError
 from exitflow.experiments import reproduction as module
+from exitflow.experiments.figures import TableFigures
 from exitflow.experiments.reproduction import Reproduction
 from exitflow.experiments.results import Results, read_json
+from exitflow.experiments.tables import Row, Table
 from tests.command import call
 from tests.experiments import tiny_tables
 from tests.experiments.tiny_tables import DISTINCT, TABLE
-from tests.report.synthetic import write_gradient_variance
+from tests.report.synthetic import write_gradient_variance, write_training
 from tests.small import record_of
 
 LONG = 10  # rounds, which give time to interrupt
@@ -93,6 +97,35 @@ def test_what_has_a_result_is_not_trained_again(done, monkeypatch):
     (table,) = json.loads(result.output)
     assert {cell["seeds"] for cell in table["cells"]} == {1}
     assert {cell["dataset"] for cell in table["cells"]} == {"cifar10"}
+
+
+def test_rows_that_differ_only_in_how_exits_answer_share_a_training(tmp_path, monkeypatch):
+    tiny_tables.patch(monkeypatch.setattr, 20)  # rounds, after which exits have something to say
+    together = Row("together", "auto", ("training.answers=blended",))
+    shared = replace(together, label="each by itself", own_answers_of="together")
+    trained_so = Row("trained so", "auto", ("training.answers=own",))
+    table = Table("tiny", "", (together, shared, trained_so), settings=("33-33-33",))
+    jobs = reproduction(tmp_path).missing([table], [9], ["cifar10"])
+    assert len(jobs) == 2
+    reproduction(tmp_path).run(jobs, workers=2)
+    assert reproduction(tmp_path).missing([table], [9], ["cifar10"]) == []
+    figures = TableFigures(table, Results(tmp_path), (9,))
+    found = {row.label: figures.found(figures.cell("cifar10", row.label, "33-33-33"))[0] for row in table.rows}
+    assert found["each by itself"].exit_accuracy == found["trained so"].exit_accuracy
+    assert found["each by itself"].accuracy("33-33-33") == found["trained so"].accuracy("33-33-33")
+    assert found["together"].accuracy("33-33-33") != found["trained so"].accuracy("33-33-33")
+
+
+def test_a_result_without_the_answers_that_a_row_wants_is_refused_before_anything_is_trained(tmp_path):
+    together = Row("together", "auto", ("training.answers=blended",))
+    table = Table("tiny", "", (together,), settings=("80-15-5",))
+    (job,) = reproduction(tmp_path).missing([table], [9], ["cifar10"])
+    write_training(tmp_path / job.name, job, np.random.default_rng(0))
+    assert reproduction(tmp_path).missing([table], [9], ["cifar10"]) == []
+    path = tmp_path / job.name / "result.json"
+    path.write_text(json.dumps({key: value for key, value in read_json(path).items() if key != "own_answers"}))
+    with pytest.raises(RunError, match=r"own_answers: expected the accuracies of exits by themselves, got null"):
+        reproduction(tmp_path).missing([table], [9], ["cifar10"])
 
 
 def test_results_of_another_system_are_refused(done, monkeypatch):

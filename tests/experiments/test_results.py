@@ -44,6 +44,11 @@ def test_a_setting_that_was_not_evaluated_is_named(result):
         ('{"accuracy": {"a": NaN}, "exit_accuracy": []}', "NaN is no number of JSON"),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [null]}', "exit_accuracy: expected a number from 0 to 1"),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "seconds": "x"}', 'seconds: expected a number, got "x"'),
+        ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "own_answers": 1}', "own_answers: expected the accuracies"),
+        (
+            '{"accuracy": {"a": 1}, "exit_accuracy": [1], "own_answers": {}}',
+            r"own_answers\.accuracy: expected a number",
+        ),
     ],
 )
 def test_a_damaged_result_is_one_sentence(result, text, problem):

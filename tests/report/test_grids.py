@@ -15,7 +15,9 @@ def put(tmp_path):
         cell = Cell("cifar10", 7, "equal", table.row(label), setting)
         folder = tmp_path / cell.training_name(seed)
         folder.mkdir()
-        write_json(folder / "result.json", {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy)})
+        figures = {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy)}
+        own = {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy / 2)}
+        write_json(folder / "result.json", {**figures, "own_answers": own})
 
     return write
 
@@ -55,6 +57,13 @@ def test_who_answers_everything_at_one_exit_is_not_the_best_of_a_column(tmp_path
     assert found.rows["all-cloud"][0].measured.mean == 0.9
     assert [label for label, row in found.rows.items() if row[0].best] == ["auto"]
     assert "all-local and all-cloud answer everything at one exit, so no column is theirs." in " ".join(found.notes)
+
+
+def test_a_row_of_own_answers_shows_what_exits_say_by_themselves(tmp_path, put):
+    put("auto", "80-15-5", 9, 0.75, table=TABLES["ours"])
+    rows = grid(tmp_path, TABLES["ours"]).rows
+    assert rows["auto"][0].measured.mean == 0.75
+    assert rows["auto + own answers"][0].measured.mean == 0.375
 
 
 def test_fewer_seeds_are_marked(tmp_path, put):

@@ -105,6 +105,13 @@ def test_a_method_with_exits_of_its_own_is_in_the_table_but_not_among_the_exits(
     assert "leave out local-only, which has other exits" in " ".join(part.tables[0].notes)
 
 
+def test_a_row_that_shares_a_training_has_no_learning_curve_of_its_own(tmp_path):
+    folder = write_results(tmp_path / "r", [TABLES["ours"]], (9,), ["cifar10"])
+    part = next(section for section in make_page(folder).sections if section.anchor == "ours").parts[0]
+    shown = {plot.name.rpartition("-")[2]: "auto + own answers" in plot.alt for plot in part.plots}
+    assert shown == {"settings": True, "exits": True, "learning": False, "weights": False}
+
+
 def test_the_overview_counts_seeds_as_they_are(tmp_path):
     folder = write_results(tmp_path / "r", [TABLES["table1"]], (9,), ["cifar10"])
     overview = dict(make_page(folder).sections[0].tables[0].rows)

@@ -35,7 +35,8 @@ class TableFigures:
 
     def found(self, cell: Cell) -> list[Result]:
         """The results that a cell rests on, one for each seed that has one."""
-        results = (self.results.get(cell.training_name(seed)) for seed in self.seeds)
+        own = bool(cell.row.own_answers_of)
+        results = (self.results.get(cell.training_name(seed), own_answers=own) for seed in self.seeds)
         return [result for result in results if result is not None]
 
     def accuracy(self, dataset: str, label: str, setting: str) -> Spread | None:

@@ -30,7 +30,7 @@ from exitflow.data.sources import find_dataset, load_dataset
 from exitflow.errors import ConfigError, RunError, TrainingError
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.experiments.assembly import Assembly
-from exitflow.experiments.results import Results, TrainingFolder, commit, provenance, write_json
+from exitflow.experiments.results import OWN_ANSWERS, Results, TrainingFolder, commit, provenance, write_json
 from exitflow.experiments.runs import Run, evaluate
 from exitflow.experiments.system import System
 from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, system_for_variance
@@ -70,7 +70,7 @@ class Reproduction:
         return [job for job in jobs if not self._has_result(job)]
 
     def _has_result(self, job: Job) -> bool:
-        found = self.results.get(job.name)
+        found = self.results.get(job.name, own_answers=job.system.training.blends_answers)
         if found is None:
             return False
         if not same_training(found.system, job.system):
@@ -219,25 +219,29 @@ def _do(reproduction: Reproduction, name: str, system: System, served_as: Mappin
         dataset=dataset,
         observer=lambda rounds: _reports.put((name, rounds / system.training.rounds)),
     )
-    outputs = run.outputs(dataset, device=reproduction.device)
-    _publish(run, outputs, served_as, folder / name, {"seconds": round(time.perf_counter() - started, 1)})
+    figures = _figures(run, run.outputs(dataset, device=reproduction.device), served_as)
+    if system.training.blends_answers:
+        figures[OWN_ANSWERS] = _figures(run, run.own_outputs(dataset, device=reproduction.device), served_as)
+    figures["seconds"] = round(time.perf_counter() - started, 1)
+    _publish(run, figures, folder / name)
     _reports.put((name, 1.0))
 
 
-def _publish(run: Run, outputs: ExitOutputs, served_as: Mapping[str, str], folder: Path, extra: dict[str, Any]) -> None:
-    """The run's records and figures, without its weights; then the run itself can go."""
+def _figures(run: Run, outputs: ExitOutputs, served_as: Mapping[str, str]) -> dict[str, Any]:
     evaluations = {setting: evaluate(run, serving=own, outputs=outputs) for setting, own in served_as.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in KEPT:
-        shutil.copyfile(run.path / file, folder / file)
-    figures = {
+    return {
         "exit_accuracy": outputs.exit_accuracy.tolist(),
         "accuracy": {setting: evaluation.accuracy for setting, evaluation in evaluations.items()},
         "served_accuracy": {
             setting: [served.accuracy for served in evaluation.exits] for setting, evaluation in evaluations.items()
         },
-        **extra,
-        **provenance(),
     }
-    write_json(folder / "result.json", figures)
+
+
+def _publish(run: Run, figures: Mapping[str, Any], folder: Path) -> None:
+    """The run's records and figures, without its weights; then the run itself can go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in KEPT:
+        shutil.copyfile(run.path / file, folder / file)
+    write_json(folder / "result.json", {**figures, **provenance()})
     shutil.rmtree(run.path)

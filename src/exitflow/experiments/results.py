@@ -31,6 +31,7 @@ from exitflow.federated.records import Record, is_number, read_records
 from exitflow.files import write_atomically
 from exitflow.theory.costs import ErrorTerms
 
+OWN_ANSWERS = "own_answers"  # in `result.json`: the accuracies if exits that answer together did not
 NUM_EXITS = 3  # of the paper's network, whose gradients its Table 3 is about
 
 
@@ -70,31 +71,39 @@ class TrainingFolder:
 
 @dataclass(frozen=True)
 class Result(TrainingFolder):
-    """The figures of one training."""
+    """The figures of one training: as its exits answer, or by what each says by itself where they answer together."""
+
+    own_answers: bool = False
 
     @cached_property
     def figures(self) -> dict[str, Any]:
         """What `result.json` says."""
         path = self.folder / "result.json"
         found = read_json(path)
-        accuracy, exits, seconds = (found.get(key) for key in ("accuracy", "exit_accuracy", "seconds"))
-        by_setting = isinstance(accuracy, dict) and all(map(_is_fraction, accuracy.values()))
-        _expect(by_setting, path, "accuracy", "a number from 0 to 1 for each serving setting", accuracy)
-        by_exit = isinstance(exits, list) and all(map(_is_fraction, exits))
-        _expect(by_exit, path, "exit_accuracy", "a number from 0 to 1 for each exit", exits)
+        seconds, own = found.get("seconds"), found.get(OWN_ANSWERS)
+        _check_accuracies(found, path)
         _expect(seconds is None or is_number(seconds), path, "seconds", "a number", seconds)
+        if own is not None or self.own_answers:
+            _expect(isinstance(own, dict), path, OWN_ANSWERS, "the accuracies of exits by themselves", own)
+            _check_accuracies(own, path, f"{OWN_ANSWERS}.")
         return found
+
+    @property
+    def _accuracies(self) -> dict[str, Any]:
+        figures = self.figures
+        return figures[OWN_ANSWERS] if self.own_answers else figures
 
     def accuracy(self, setting: str) -> float:
         """Of the whole system, served at that setting."""
-        if setting not in self.figures["accuracy"]:
+        found = self._accuracies["accuracy"]
+        if setting not in found:
             raise RunError(f"{self.folder / 'result.json'}: says nothing of the serving setting {setting}")
-        return float(self.figures["accuracy"][setting])
+        return float(found[setting])
 
     @property
     def exit_accuracy(self) -> list[float]:
         """Of each exit on all samples."""
-        return [float(value) for value in self.figures["exit_accuracy"]]
+        return [float(value) for value in self._accuracies["exit_accuracy"]]
 
     @property
     def costs(self) -> TrainingCosts:
@@ -108,10 +117,10 @@ class Results:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def get(self, name: str) -> Result | None:
+    def get(self, name: str, *, own_answers: bool = False) -> Result | None:
         """The result of a training; None where there is none yet."""
         folder = self.folder / name
-        return Result(folder) if (folder / "result.json").is_file() else None
+        return Result(folder, own_answers) if (folder / "result.json").is_file() else None
 
     def all(self) -> list[Result]:
         """Every result, by name."""
@@ -143,6 +152,14 @@ class Results:
 
     def _gradient_variance_files(self) -> list[Path]:
         return sorted(self.folder.glob("gradient-variance_*_seed-*.json"))
+
+
+def _check_accuracies(found: Any, path: Path, prefix: str = "") -> None:
+    accuracy, exits = found.get("accuracy"), found.get("exit_accuracy")
+    by_setting = isinstance(accuracy, dict) and all(map(_is_fraction, accuracy.values()))
+    _expect(by_setting, path, f"{prefix}accuracy", "a number from 0 to 1 for each serving setting", accuracy)
+    by_exit = isinstance(exits, list) and all(map(_is_fraction, exits))
+    _expect(by_exit, path, f"{prefix}exit_accuracy", "a number from 0 to 1 for each exit", exits)
 
 
 def _expect(condition: bool, path: Path, key: str, expected: str, value: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from exitflow.data.dataset import Dataset
 from exitflow.errors import RunError
 from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
-from exitflow.evaluation.blending import blended, fit_blends
+from exitflow.evaluation.blending import Blend, blended, fit_blends
 from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.costs import TrainingCosts
@@ -72,12 +72,18 @@ class Run:
     def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
         """The answers of all exits on the test set: one pass, from which any serving setting can be evaluated."""
         dataset = dataset or dataset_of(self.system)
-        model = self.model(dataset)
-        outputs = exit_outputs(model, dataset.test, dataset.preparation, device=device)
+        return blended(self.own_outputs(dataset, device=device), self._blends(dataset, device))
+
+    def own_outputs(self, dataset: Dataset, *, device: str = "cpu") -> ExitOutputs:
+        """What each exit says by itself."""
+        return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
+
+    def _blends(self, dataset: Dataset, device: str) -> tuple[Blend, ...]:
+        """How exits answer together; none where each answers by itself."""
         if not self.system.training.blends_answers:
-            return outputs
+            return ()
         validation = dataset.require_validation("a run whose exits answer together (training.answers)")
-        return blended(outputs, fit_blends(exit_outputs(model, validation, dataset.preparation, device=device)))
+        return fit_blends(exit_outputs(self.model(dataset), validation, dataset.preparation, device=device))
 
 
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -65,6 +65,7 @@ class Row:
     weighting: str = ""
     overrides: tuple[str, ...] = ()
     method: str = ""  # decides the weighting, and more, where it is given
+    own_answers_of: str = ""  # the label of the row whose training it is too, judged by what each exit says by itself
 
     @property
     def ignores_serving_rates(self) -> bool:
@@ -142,7 +143,8 @@ class Cell:
 
     def training_name(self, seed: int) -> str:
         """The same for cells that share a model."""
-        label = self.row.label.replace(self.row.weighting, self.weighting, 1)
+        trained_as = self.row.own_answers_of or self.row.label
+        label = trained_as.replace(self.row.weighting, self.weighting, 1)
         parts = (self.dataset, f"{self.num_nodes}-nodes", self.partition, label, self.trained_for)
         plain = "_".join(parts).replace(" + ", "+").replace(" ", "-")
         return f"{plain}_seed-{seed}"
@@ -171,10 +173,12 @@ _IN_OTHER_ROWS = ("exitflow", "algorithm-1")  # `auto` and `serving-rate`, which
 
 def _peers() -> Iterator[Row]:
     for name in METHODS:
-        if name not in _IN_OTHER_ROWS:
-            yield Row(name, overrides=(_OUR_HEADS,), method=name)
         if name == "depthfl":  # whose authors judge it by all its exits together
-            yield Row(f"{name} + blended", overrides=(_OUR_HEADS, _BLENDED), method=name)
+            blended = Row(f"{name} + blended", overrides=(_OUR_HEADS, _BLENDED), method=name)
+            yield replace(blended, label=name, own_answers_of=blended.label)
+            yield blended
+        elif name not in _IN_OTHER_ROWS:
+            yield Row(name, overrides=(_OUR_HEADS,), method=name)
 
 
 TABLES: dict[str, Table] = {
@@ -218,7 +222,7 @@ TABLES: dict[str, Table] = {
             "Beyond the paper: auto, and the paper's weightings with our heads and server step",
             (
                 _AUTO,
-                Row("auto + own answers", "auto", (_OUR_HEADS, _OUR_STEP, "training.answers=own")),
+                replace(_AUTO, label="auto + own answers", own_answers_of=_AUTO.label),
                 *_with("grid + coverage", _OUR_HEADS, _OUR_STEP),
             ),
         ),

@@ -156,6 +156,7 @@ def _plots(grid: Grid, results: Results) -> Iterator[Plot]:
     panels = {f"trained for {setting}": _exit_lines(series) for setting, series in ends.items()}
     yield exits_plot(f"{stem}-exits", f"{where}: each exit on all test images", panels)
     setting, series = next(iter(ends.items()))
+    series = [each for each in series if not grid.table.row(each.label).own_answers_of]  # which learned nothing else
     exits = range(1, series[0].trainings[0].system.topology.num_exits + 1)
     learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
     weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
