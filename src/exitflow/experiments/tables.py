@@ -42,12 +42,13 @@ _SCALES: dict[str, tuple[str, ...]] = {
     "medium": (
         "model.width=16",
         "model.stem_stride=2",
-        "model.strides=[1,2,2,1]",
+        "model.strides=[1,2,2,2]",
         "training.rounds=100",
         "training.local_steps=40",
         "training.batch_size=64",
         "training.momentum_between_rounds=keep",
         "training.evaluate_every=20",
+        "data.crop=false",
     ),
 }
 SCALES = tuple(_SCALES)
