@@ -128,6 +128,16 @@ def test_a_result_without_the_answers_that_a_row_wants_is_refused_before_anythin
         reproduction(tmp_path).missing([table], [9], ["cifar10"])
 
 
+def test_only_the_columns_that_are_asked_for_are_trained_and_printed(done, tmp_path):
+    options = ("--out", tmp_path, "--seeds", "9", "--datasets", "cifar10", "--settings", "33-33-33", "--json")
+    for name in (job.name for job in missing(tmp_path) if "_33-33-33_" in job.name):
+        shutil.copytree(done[0] / name, tmp_path / name)
+    (table,) = json.loads(call("reproduce", "tiny", *options).output)
+    assert {cell["setting"] for cell in table["cells"]} == {"33-33-33"}
+    assert {cell["seeds"] for cell in table["cells"]} == {1}
+    assert len(missing(tmp_path)) == 1  # serving-rate at 80-15-5, which was not asked for
+
+
 def test_results_of_another_system_are_refused(done, monkeypatch):
     folder, _ = done
     tiny_tables.patch(monkeypatch.setattr, 5)
@@ -289,6 +299,11 @@ def test_ctrl_c_ends_with_130_one_sentence_and_no_worker(tmp_path):
         (["tiny", "--seeds", "9,9"], "--seeds: expected different numbers such as 9,42,67, got '9,9'"),
         (["tiny", "--datasets", "mnist"], "--datasets: expected cifar10, cifar100 or both, got 'mnist'"),
         (["only", "--datasets", "cifar100"], "--datasets: only is about cifar10 only, got 'cifar100'"),
+        (
+            ["tiny", "--settings", "80-15-5,1-2-3"],
+            "--settings: expected some of 80-15-5, 60-30-10, 45-35-20, 33-33-33, ",
+        ),
+        (["tiny", "--settings", "5-15-80"], "--settings: tiny has the columns 80-15-5, 33-33-33 only, got '5-15-80'"),
         (["tiny", "--device", "quantum"], "--device: PyTorch cannot compute on 'quantum' here:"),
         (["tiny", "--device", "meta"], "--device: PyTorch cannot compute on 'meta' here:"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from exitflow.commands.options import (
 )
 from exitflow.errors import ConfigError
 from exitflow.report.terminal import print_figures, print_gradient_variance, progress_bar
+from exitflow.topology.settings import PAPER_SETTINGS
 
 if TYPE_CHECKING:
     from exitflow.experiments.tables import Table
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option("--seeds", metavar="N,N", default="9,42,67", show_default=True, help="Every training with each of them.")
 @click.option("--datasets", metavar="A,B", default="cifar10,cifar100", show_default=True, help="On which data.")
+@click.option("--settings", metavar="X-Y-Z,...", help="Only these columns, such as 80-15-5,5-15-80; all if not given.")
 @click.option("--out", metavar="DIR", help="Where results are kept; results/SCALE if not given.")
 @click.option("--device", default="cpu", show_default=True, help="Where PyTorch computes, such as cuda.")
 @workers_option
@@ -41,6 +44,7 @@ def reproduce(
     scale: Any,
     seeds: str,
     datasets: str,
+    settings: str | None,
     out: str | None,
     device: str,
     workers: int | None,
@@ -56,6 +60,7 @@ def reproduce(
     \b
     Example:
       exitflow reproduce table1 --data-dir data --seeds 9
+      exitflow reproduce ours --data-dir data --scale medium --settings 80-15-5,5-15-80
       exitflow reproduce all --scale paper --device cuda
     """
     from exitflow.experiments.figures import TableFigures, gradient_variance_json
@@ -65,6 +70,7 @@ def reproduce(
 
     table = GRADIENT_VARIANCE if table == "table3" else table
     chosen = list(TABLES.values()) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
+    chosen = _with_columns(chosen, settings) if settings is not None else chosen
     names, numbers = _dataset_names(datasets, chosen), split_seeds(seeds)
     results = Results(out or Path("results") / scale)
     reproduction = Reproduction(results, scale, data_dir, device)
@@ -92,6 +98,20 @@ def reproduce(
 def _default_workers(device: str) -> int:
     """One for each core; an accelerator has room for one training."""
     return (os.cpu_count() or 1) if device == "cpu" else 1
+
+
+def _with_columns(tables: Sequence[Table], text: str) -> list[Table]:
+    """Only the columns that are asked for, and the tables that have any of them."""
+    wanted = split_names(text)
+    for name in wanted:
+        if name not in PAPER_SETTINGS:
+            raise ConfigError(f"expected some of {', '.join(PAPER_SETTINGS)}, got {name!r}", key="--settings")
+    narrowed = [replace(table, settings=tuple(each for each in table.settings if each in wanted)) for table in tables]
+    found = [table for table in narrowed if table.settings]
+    if tables and not found:
+        has = ", ".join(tables[0].settings)
+        raise ConfigError(f"{tables[0].name} has the columns {has} only, got {text!r}", key="--settings")
+    return found
 
 
 def _dataset_names(text: str, chosen: Sequence[Table]) -> list[str]:
