@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from exitflow.cli import main
 from exitflow.errors import ConfigError, RunError, StaleFiguresError
-from exitflow.experiments.results import Results
+from exitflow.experiments.results import Result, Results, TrainingFolder
 from exitflow.experiments.tables import TABLES, distinct_trainings
 from exitflow.experiments.training import same_training
 from exitflow.report.documents import check, render, update
@@ -214,3 +214,19 @@ def test_our_own_results_are_whole_and_of_what_the_tables_ask_for(scale):
             if len(served[setting]) == len(shares):  # local-only has a network for each node
                 answered = sum(share * (own or 0) for share, own in zip(shares, served[setting], strict=True))
                 assert accuracy == pytest.approx(answered), result.name
+
+
+def test_our_own_trials_are_told_as_their_records_have_them():
+    folder = ROOT / "results" / "trials"
+    rows = re.findall(r"^\| `(.+?)` \| (.+) \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert {name for name, _ in rows} == {path.name for path in folder.iterdir() if path.is_dir()}
+    for name, text in rows:
+        trial = TrainingFolder(folder / name)
+        assert trial.system.training.rounds == len(trial.records)
+        final = trial.records[-1]["validation"]
+        exits, served = final["exit_accuracy"], [final["accuracy"]]
+        if name.startswith("cropped_"):
+            result = Result(folder / name)
+            exits, served = result.exit_accuracy, [result.accuracy("80-15-5"), result.accuracy("5-15-80")]
+        figures = [" / ".join(f"{100 * exit:.1f}" for exit in exits), *(f"{100 * each:.1f}" for each in served)]
+        assert text.split(" | ")[-1 - len(figures) : -1] == figures, name
