@@ -118,12 +118,14 @@ def test_rows_that_differ_only_in_how_exits_answer_share_a_training(tmp_path, mo
 
 def test_a_result_without_the_answers_that_a_row_wants_is_refused_before_anything_is_trained(tmp_path):
     together = Row("together", "auto", ("training.answers=blended",))
-    table = Table("tiny", "", (together,), settings=("80-15-5",))
+    alone = replace(together, label="each by itself", own_answers_of="together")
+    table = Table("tiny", "", (together, alone), settings=("80-15-5",))
     (job,) = reproduction(tmp_path).missing([table], [9], ["cifar10"])
     write_training(tmp_path / job.name, job, np.random.default_rng(0))
     assert reproduction(tmp_path).missing([table], [9], ["cifar10"]) == []
     path = tmp_path / job.name / "result.json"
     path.write_text(json.dumps({key: value for key, value in read_json(path).items() if key != "own_answers"}))
+    assert reproduction(tmp_path).missing([replace(table, rows=(together,))], [9], ["cifar10"]) == []
     with pytest.raises(RunError, match=r"own_answers: expected the accuracies of exits by themselves, got null"):
         reproduction(tmp_path).missing([table], [9], ["cifar10"])
 

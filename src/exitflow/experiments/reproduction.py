@@ -70,7 +70,7 @@ class Reproduction:
         return [job for job in jobs if not self._has_result(job)]
 
     def _has_result(self, job: Job) -> bool:
-        found = self.results.get(job.name, own_answers=job.system.training.blends_answers)
+        found = self.results.get(job.name, own_answers=any(cell.row.own_answers_of for cell in job.cells))
         if found is None:
             return False
         if not same_training(found.system, job.system):
