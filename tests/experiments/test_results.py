@@ -32,6 +32,16 @@ def test_a_setting_that_was_not_evaluated_is_named(result):
         result.accuracy("1-2-3")
 
 
+def test_own_answers_stand_beside_those_that_are_given_together(result):
+    own = {"exit_accuracy": [0.25, 0.4], "accuracy": {"80-15-5": 0.2}}
+    write_json(result.folder / "result.json", {**result.figures, "own_answers": own})
+    by_itself = Result(result.folder, own_answers=True)
+    assert (by_itself.accuracy("80-15-5"), by_itself.exit_accuracy) == (0.2, [0.25, 0.4])
+    assert (result.accuracy("80-15-5"), result.exit_accuracy) == (0.3, [0.25, 0.5])
+    with pytest.raises(RunError, match=r"result\.json: own_answers: says nothing of the serving setting 1-2-3"):
+        by_itself.accuracy("1-2-3")
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

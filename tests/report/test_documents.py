@@ -208,13 +208,21 @@ def test_our_own_results_are_whole_and_of_what_the_tables_ask_for(scale):
         job = wanted[result.name]
         assert same_training(result.system, job.system), result.name
         assert [record["round"] for record in result.records] == list(range(1, result.system.training.rounds + 1))
-        served = result.figures["served_accuracy"]
-        assert len(result.exit_accuracy) == result.system.topology.num_exits
-        for setting, accuracy in result.figures["accuracy"].items():
-            shares = parse_setting(job.served_as[setting])
-            if len(served[setting]) == len(shares):  # local-only has a network for each node
-                answered = sum(share * (own or 0) for share, own in zip(shares, served[setting], strict=True))
-                assert accuracy == pytest.approx(answered), result.name
+        for figures in (result.figures, result.figures.get("own_answers")):
+            if figures:
+                check_accuracies(result, job, figures)
+
+
+def check_accuracies(result, job, figures):
+    """That of the system is the sum of what its exits serve."""
+    served = figures["served_accuracy"]
+    assert len(figures["exit_accuracy"]) == result.system.topology.num_exits
+    assert set(figures["accuracy"]) == set(job.served_as)
+    for setting, accuracy in figures["accuracy"].items():
+        shares = parse_setting(job.served_as[setting])
+        if len(served[setting]) == len(shares):  # local-only has a network for each node
+            answered = sum(share * (own or 0) for share, own in zip(shares, served[setting], strict=True))
+            assert accuracy == pytest.approx(answered), result.name
 
 
 def test_our_own_trials_are_told_as_their_records_have_them():

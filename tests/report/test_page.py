@@ -1,5 +1,6 @@
 """The page: one file that needs nothing else, from results, from one run, and from a comparison."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from exitflow.cli import main
+from exitflow.errors import RunError
 from exitflow.experiments.comparison import compare
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
@@ -103,6 +105,14 @@ def test_a_method_with_exits_of_its_own_is_in_the_table_but_not_among_the_exits(
     assert by_exit
     assert not any("local-only" in plot.alt for plot in by_exit)
     assert "leave out local-only, which has other exits" in " ".join(part.tables[0].notes)
+
+
+def test_results_whose_exits_are_not_as_many_are_one_sentence(tmp_path):
+    folder = write_results(tmp_path / "r", [TABLES["table1"]], (9, 42), ["cifar10"])
+    path = folder / "cifar10_7-nodes_equal_flops-prop_33-33-33_seed-42" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"exit_accuracy": [0.5]}))
+    with pytest.raises(RunError, match=r"flops-prop.*seed-42: exit_accuracy: expected as many numbers in all of them"):
+        make_page(folder)
 
 
 def test_a_row_that_shares_a_training_has_no_learning_curve_of_its_own(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +53,9 @@ def reproduce(
     """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
 
     TABLE is table1 to table6 (table3 is also called gradient-variance), ours, parts, peers, or all. Trainings that
-    several cells share run once; a run that was killed goes on where it stood. Without --workers there is one for each
-    core, or one in all where --device is no cpu.
+    several cells share run once; a run that was killed goes on where it stood. With --settings, tables that have none
+    of these columns are left out; table3 has no columns. Without --workers there is one for each core, or one in all
+    where --device is no cpu.
 
     \b
     Example:
@@ -106,8 +106,7 @@ def _with_columns(tables: Sequence[Table], text: str) -> list[Table]:
     for name in wanted:
         if name not in PAPER_SETTINGS:
             raise ConfigError(f"expected some of {', '.join(PAPER_SETTINGS)}, got {name!r}", key="--settings")
-    narrowed = [replace(table, settings=tuple(each for each in table.settings if each in wanted)) for table in tables]
-    found = [table for table in narrowed if table.settings]
+    found = [narrowed for table in tables if (narrowed := table.with_columns(wanted)).settings]
     if tables and not found:
         has = ", ".join(tables[0].settings)
         raise ConfigError(f"{tables[0].name} has the columns {has} only, got {text!r}", key="--settings")

@@ -35,7 +35,7 @@ class TableFigures:
 
     def found(self, cell: Cell) -> list[Result]:
         """The results that a cell rests on, one for each seed that has one."""
-        own = bool(cell.row.own_answers_of)
+        own = cell.row.shows_own_answers
         results = (self.results.get(cell.training_name(seed), own_answers=own) for seed in self.seeds)
         return [result for result in results if result is not None]
 

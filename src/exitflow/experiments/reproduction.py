@@ -28,6 +28,7 @@ import torch
 from exitflow.data.dataset import Dataset
 from exitflow.data.sources import find_dataset, load_dataset
 from exitflow.errors import ConfigError, RunError, TrainingError
+from exitflow.evaluation.blending import blended
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.experiments.assembly import Assembly
 from exitflow.experiments.results import OWN_ANSWERS, Results, TrainingFolder, commit, provenance, write_json
@@ -70,7 +71,7 @@ class Reproduction:
         return [job for job in jobs if not self._has_result(job)]
 
     def _has_result(self, job: Job) -> bool:
-        found = self.results.get(job.name, own_answers=any(cell.row.own_answers_of for cell in job.cells))
+        found = self.results.get(job.name, own_answers=any(cell.row.shows_own_answers for cell in job.cells))
         if found is None:
             return False
         if not same_training(found.system, job.system):
@@ -219,9 +220,11 @@ def _do(reproduction: Reproduction, name: str, system: System, served_as: Mappin
         dataset=dataset,
         observer=lambda rounds: _reports.put((name, rounds / system.training.rounds)),
     )
-    figures = _figures(run, run.outputs(dataset, device=reproduction.device), served_as)
-    if system.training.blends_answers:
-        figures[OWN_ANSWERS] = _figures(run, run.own_outputs(dataset, device=reproduction.device), served_as)
+    own = run.own_outputs(dataset, device=reproduction.device)
+    blends = run.blends(dataset, device=reproduction.device)
+    figures = _figures(run, blended(own, blends), served_as)
+    if blends:
+        figures[OWN_ANSWERS] = _figures(run, own, served_as)
     figures["seconds"] = round(time.perf_counter() - started, 1)
     _publish(run, figures, folder / name)
     _reports.put((name, 1.0))

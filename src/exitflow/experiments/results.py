@@ -97,7 +97,8 @@ class Result(TrainingFolder):
         """Of the whole system, served at that setting."""
         found = self._accuracies["accuracy"]
         if setting not in found:
-            raise RunError(f"{self.folder / 'result.json'}: says nothing of the serving setting {setting}")
+            where = f"{self.folder / 'result.json'}: {f'{OWN_ANSWERS}: ' if self.own_answers else ''}"
+            raise RunError(f"{where}says nothing of the serving setting {setting}")
         return float(found[setting])
 
     @property

@@ -72,13 +72,13 @@ class Run:
     def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
         """The answers of all exits on the test set: one pass, from which any serving setting can be evaluated."""
         dataset = dataset or dataset_of(self.system)
-        return blended(self.own_outputs(dataset, device=device), self._blends(dataset, device))
+        return blended(self.own_outputs(dataset, device=device), self.blends(dataset, device=device))
 
     def own_outputs(self, dataset: Dataset, *, device: str = "cpu") -> ExitOutputs:
-        """What each exit says by itself."""
+        """What each exit says to the test set by itself."""
         return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
 
-    def _blends(self, dataset: Dataset, device: str) -> tuple[Blend, ...]:
+    def blends(self, dataset: Dataset, *, device: str = "cpu") -> tuple[Blend, ...]:
         """How exits answer together; none where each answers by itself."""
         if not self.system.training.blends_answers:
             return ()

@@ -1,7 +1,8 @@
 """The paper's tables as functions that return systems: every cell is a training and a serving setting.
 
 `Equal Weight` and `FLOPS Prop` do not depend on the serving rates, so one model answers for a whole row: cells name
-the training that they need, and the distinct ones are few.
+the training that they need, and the distinct ones are few. Nor does a model depend on whether its exits answer
+together: rows that differ only in that share it too.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ _BLENDED = "training.answers=blended"
 
 @dataclass(frozen=True)
 class Row:
-    """A way to train."""
+    """A way to train, and which of its answers to show."""
 
     label: str
     weighting: str = ""
     overrides: tuple[str, ...] = ()
     method: str = ""  # decides the weighting, and more, where it is given
-    own_answers_of: str = ""  # the label of the row whose training it is too, judged by what each exit says by itself
+    own_answers_of: str = ""  # the label of another row, whose training it shares
 
     @property
     def ignores_serving_rates(self) -> bool:
@@ -74,6 +75,11 @@ class Row:
         if self.method:
             return not find_method(self.method).knows_serving_rates
         return self.weighting in IGNORE_SERVING_RATES
+
+    @property
+    def shows_own_answers(self) -> bool:
+        """Whether its exits are judged by what each says by itself, though they are trained to answer together."""
+        return bool(self.own_answers_of)
 
     @property
     def serves_the_setting(self) -> bool:
@@ -113,6 +119,10 @@ class Table:
             for row in self.rows:
                 for setting in self.settings:
                     yield Cell(dataset, self.num_nodes, self.partition, row, setting)
+
+    def with_columns(self, settings: Sequence[str]) -> Table:
+        """Only those columns of its own."""
+        return replace(self, settings=tuple(each for each in self.settings if each in settings))
 
     def paper_figure(self, dataset: str, label: str, setting: str) -> Mapping[str, float] | None:
         """Mean and standard deviation that the paper reports, in %; None where it reports nothing."""

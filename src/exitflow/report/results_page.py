@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from exitflow.errors import RunError
 from exitflow.experiments.figures import Spread, TableFigures
 from exitflow.experiments.recorded_terms import recorded_terms
 from exitflow.experiments.results import Result, Results, TrainingFolder
@@ -156,7 +157,7 @@ def _plots(grid: Grid, results: Results) -> Iterator[Plot]:
     panels = {f"trained for {setting}": _exit_lines(series) for setting, series in ends.items()}
     yield exits_plot(f"{stem}-exits", f"{where}: each exit on all test images", panels)
     setting, series = next(iter(ends.items()))
-    series = [each for each in series if not grid.table.row(each.label).own_answers_of]  # which learned nothing else
+    series = [each for each in series if not grid.table.row(each.label).shows_own_answers]  # which learned nothing else
     exits = range(1, series[0].trainings[0].system.topology.num_exits + 1)
     learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
     weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
@@ -190,6 +191,9 @@ def _exit_lines(series: Sequence[Series]) -> list[Line]:
     lines = []
     for each in series:
         by_seed = [result.exit_accuracy for result in each.trainings]  # type: ignore[attr-defined]
+        if len({len(values) for values in by_seed}) > 1:
+            folders = " and ".join(str(training.folder) for training in each.trainings)
+            raise RunError(f"{folders}: exit_accuracy: expected as many numbers in all of them")
         lines.append(Line(each, [Spread.of(values) for values in zip(*by_seed, strict=True)]))
     return lines
 
