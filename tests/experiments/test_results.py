@@ -9,7 +9,17 @@ import pytest
 
 from exitflow.errors import RunError
 from exitflow.experiments import results as module
-from exitflow.experiments.results import Result, Results, TrainingFolder, commit, provenance, read_json, write_json
+from exitflow.experiments.results import (
+    Result,
+    Results,
+    TrainingFolder,
+    commit,
+    costs_json,
+    provenance,
+    read_json,
+    records_to_keep,
+    write_json,
+)
 from tests.small import record_of
 
 
@@ -42,6 +52,25 @@ def test_own_answers_stand_beside_those_that_are_given_together(result):
         by_itself.accuracy("1-2-3")
 
 
+def test_costs_are_those_of_all_rounds_however_many_records_are_kept(result):
+    records = [{**record_of(round), "link_bytes": {"a->b": round}, "multiply_adds": 1} for round in range(1, 351)]
+    kept = records_to_keep(records)
+    (result.folder / "rounds.jsonl").write_text("".join(json.dumps(each) + "\n" for each in kept))
+    write_json(result.folder / "result.json", {**result.figures, **costs_json(records)})
+    counted = Result(result.folder).costs
+    assert (counted.bytes_sent, counted.multiply_adds) == (350 * 351, 350)
+
+
+@pytest.mark.parametrize(("num_rounds", "num_kept"), [(1, 1), (4, 4), (100, 100), (199, 199), (350, 117), (600, 100)])
+def test_about_a_hundred_records_are_kept_the_last_and_those_with_a_validation_among_them(num_rounds, num_kept):
+    plain = [{**record_of(round), "validation": None} for round in range(1, num_rounds + 1)]
+    kept = records_to_keep(plain)
+    assert len(kept) == num_kept
+    assert kept[-1] is plain[-1]
+    validated = [{**record, "validation": {"accuracy": 1.0} if record["round"] == 7 else None} for record in plain]
+    assert num_rounds < 7 or validated[6] in records_to_keep(validated)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -55,6 +84,7 @@ def test_own_answers_stand_beside_those_that_are_given_together(result):
         ('{"accuracy": {"a": 1}, "exit_accuracy": [null]}', "exit_accuracy: expected a number from 0 to 1"),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "seconds": "x"}', 'seconds: expected a number, got "x"'),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "own_answers": 1}', "own_answers: expected the accuracies"),
+        ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "costs": {"bytes_sent": 1}}', "costs: expected the numbers"),
         (
             '{"accuracy": {"a": 1}, "exit_accuracy": [1], "own_answers": {}}',
             r"own_answers\.accuracy: expected a number",

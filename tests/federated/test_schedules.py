@@ -19,6 +19,12 @@ def test_constant_stays():
     assert schedule(1, 0) == schedule(99, 7) == 0.3
 
 
+def test_a_warm_up_rises_in_equal_parts_to_the_schedule():
+    plain = make_schedule(TrainingSpec(rounds=100), 10)
+    warmed = make_schedule(TrainingSpec(rounds=100, warmup_rounds=3), 10)
+    assert [warmed(round, 5) / plain(round, 5) for round in (1, 2, 3, 4, 5, 100)] == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
 @pytest.mark.parametrize(("smoothness", "gamma"), [(0.5, 8 * 5 - 1), (0.01, 10 - 1)])
 def test_the_theorems_schedule_falls_with_every_step(smoothness, gamma):
     mu, num_steps = 0.1, 10

@@ -7,6 +7,7 @@ started them, however that ends.
 
 from __future__ import annotations
 
+import json
 import multiprocessing as mp
 import os
 import shutil
@@ -31,15 +32,25 @@ from exitflow.errors import ConfigError, RunError, TrainingError
 from exitflow.evaluation.blending import blended
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.experiments.assembly import Assembly
-from exitflow.experiments.results import OWN_ANSWERS, Results, TrainingFolder, commit, provenance, write_json
+from exitflow.experiments.results import (
+    OWN_ANSWERS,
+    Results,
+    TrainingFolder,
+    commit,
+    costs_json,
+    provenance,
+    records_to_keep,
+    write_json,
+)
 from exitflow.experiments.runs import Run, evaluate
 from exitflow.experiments.system import System
 from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, system_for_variance
 from exitflow.experiments.training import resume_or_train, same_training
 from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.measuring import exit_means, measure_gradients
+from exitflow.files import write_atomically
 
-KEPT = ("spec.toml", "rounds.jsonl", "profile.json")
+KEPT = ("spec.toml", "profile.json")
 WORK = ".work"
 
 Reports = SimpleQueue[tuple[str, float]]  # the name of a training, and how much of it is done
@@ -246,5 +257,7 @@ def _publish(run: Run, figures: Mapping[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in KEPT:
         shutil.copyfile(run.path / file, folder / file)
-    write_json(folder / "result.json", {**figures, **provenance()})
+    lines = [json.dumps(record) + "\n" for record in records_to_keep(run.records)]
+    write_atomically(folder / "rounds.jsonl", "".join(lines).encode())
+    write_json(folder / "result.json", {**figures, **costs_json(run.records), **provenance()})
     shutil.rmtree(run.path)

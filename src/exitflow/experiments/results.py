@@ -1,9 +1,9 @@
 """Results on disk: what was trained, its records and its final figures, without the weights.
 
     RESULTS/TRAINING/spec.toml      the system, resolved
-    RESULTS/TRAINING/rounds.jsonl   a record per round
+    RESULTS/TRAINING/rounds.jsonl   records of its rounds, about a hundred, spread evenly
     RESULTS/TRAINING/profile.json   what the weighting knew
-    RESULTS/TRAINING/result.json    the figures on test data, and where and when they came about
+    RESULTS/TRAINING/result.json    the figures on test data, what all rounds took, and where and when they came about
     RESULTS/gradient-variance_DATASET_seed-N.json
 
 A training has a result once `result.json` is there; it is written last.
@@ -16,8 +16,8 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
@@ -31,7 +31,10 @@ from exitflow.federated.records import Record, is_number, read_records
 from exitflow.files import write_atomically
 from exitflow.theory.costs import ErrorTerms
 
+COSTS = "costs"  # in `result.json`: what the training took
 OWN_ANSWERS = "own_answers"  # in `result.json`: the accuracies if exits that answer together did not
+NUM_RECORDS = 100  # kept of a training, or a few more: those that were validated, and an even choice of all
+_COSTS = tuple(field.name for field in fields(TrainingCosts))
 NUM_EXITS = 3  # of the paper's network, whose gradients its Table 3 is about
 
 
@@ -53,7 +56,7 @@ class TrainingFolder:
 
     @cached_property
     def records(self) -> list[Record]:
-        """One for each round."""
+        """Of its rounds, in order."""
         return read_records(self.folder / "rounds.jsonl")
 
     @cached_property
@@ -83,6 +86,9 @@ class Result(TrainingFolder):
         seconds, own = found.get("seconds"), found.get(OWN_ANSWERS)
         _check_accuracies(found, path)
         _expect(seconds is None or is_number(seconds), path, "seconds", "a number", seconds)
+        costs = found.get(COSTS)
+        known = costs is None or (isinstance(costs, dict) and all(is_number(costs.get(each)) for each in _COSTS))
+        _expect(known, path, COSTS, f"the numbers {' and '.join(_COSTS)}", costs)
         if own is not None or self.own_answers:
             _expect(isinstance(own, dict), path, OWN_ANSWERS, "the accuracies of exits by themselves", own)
             _check_accuracies(own, path, f"{OWN_ANSWERS}.")
@@ -108,8 +114,9 @@ class Result(TrainingFolder):
 
     @property
     def costs(self) -> TrainingCosts:
-        """What the training took."""
-        return TrainingCosts.of(self.records)
+        """What the training took; where nobody counted it, its records are those of all rounds."""
+        counted = self.figures.get(COSTS)
+        return TrainingCosts(*(counted[each] for each in _COSTS)) if counted else TrainingCosts.of(self.records)
 
 
 class Results:
@@ -171,6 +178,17 @@ def _expect(condition: bool, path: Path, key: str, expected: str, value: Any) ->
 
 def _is_fraction(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
+
+
+def costs_json(records: Sequence[Record]) -> dict[str, Any]:
+    """What the training of these records took, as `result.json` has it."""
+    return {COSTS: asdict(TrainingCosts.of(records))}
+
+
+def records_to_keep(records: Sequence[Record]) -> list[Record]:
+    """All where they are few; the last is always among them."""
+    step = max(1, len(records) // NUM_RECORDS)
+    return [each for each in records if (len(records) - each["round"]) % step == 0 or each["validation"]]
 
 
 def read_json(path: Path) -> dict[str, Any]:

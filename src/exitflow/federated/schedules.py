@@ -12,6 +12,11 @@ Schedule = Callable[[int, int], float]  # round from 1, step from 0 -> learning 
 
 def make_schedule(spec: TrainingSpec, num_steps: int) -> Schedule:
     """The schedule that `spec` names, for rounds of `num_steps` local steps."""
+    schedule = _named_schedule(spec, num_steps)
+    return warmed_up(schedule, spec.warmup_rounds) if spec.warmup_rounds else schedule
+
+
+def _named_schedule(spec: TrainingSpec, num_steps: int) -> Schedule:
     if spec.schedule == "cosine":
         return cosine(spec.learning_rate, spec.final_learning_rate, spec.rounds)
     if spec.schedule == "constant":
@@ -30,3 +35,8 @@ def theorem(strong_convexity: float, smoothness: float, num_steps: int) -> Sched
     """2 / (mu (gamma + (t - 1) J + j + 1)) with gamma = max(8 kappa, J) - 1, kappa = L / mu (Theorem 1)."""
     gamma = max(8 * smoothness / strong_convexity, num_steps) - 1
     return lambda round, step: 2 / (strong_convexity * (gamma + (round - 1) * num_steps + step + 1))
+
+
+def warmed_up(schedule: Schedule, num_rounds: int) -> Schedule:
+    """The same, but for `num_rounds` of which each has an equal part more of it than the one before."""
+    return lambda round, step: schedule(round, step) * min(1.0, round / (num_rounds + 1))

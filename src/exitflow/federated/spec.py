@@ -25,6 +25,7 @@ class TrainingSpec:
     learning_rate: float = 0.1  # eta
     final_learning_rate: float = 0.001  # where the cosine ends
     schedule: Literal["cosine", "constant", "theorem"] = "cosine"
+    warmup_rounds: int = 0  # over which the learning rate rises to the schedule's
     strong_convexity: float | None = None  # mu, for the theorem's schedule
     smoothness: float | None = None  # L, for the theorem's schedule
     momentum: float = 0.9
@@ -56,7 +57,9 @@ class TrainingSpec:
         for key in ("rounds", "local_epochs", "local_steps", "batch_size", "evaluate_every"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, f"must be at least 1, got {value}")
-        require(self.seed >= 0, "seed", f"must be 0 or more, got {self.seed}")
+        for key in ("seed", "warmup_rounds"):
+            value = getattr(self, key)
+            require(value >= 0, key, f"must be 0 or more, got {value}")
         for key in ("learning_rate", "server_learning_rate", "strong_convexity", "smoothness", "projection_radius"):
             value = getattr(self, key)
             valid = value is None or 0 < value <= MAX_FACTOR

@@ -247,7 +247,7 @@ def _trainings_section(results: Results) -> list[Section]:
         figures = result.figures
         minutes = figures.get("seconds")
         fields = [
-            str(len(result.records)),
+            str(result.system.training.rounds),
             MISSING if minutes is None else f"{minutes / 60:.1f}",
             str(figures.get("date", MISSING)),
             str(figures.get("commit", MISSING)),

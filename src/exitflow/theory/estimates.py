@@ -31,7 +31,7 @@ class Setup:
     probabilities: FloatArray  # (N, E) p_{i,e}
     num_rounds: int  # T
     num_steps: int  # J
-    first_rate: float  # the local learning rate at its first step, over 1 - momentum
+    first_rate: float  # the local learning rate at the first step after its warm-up, over 1 - momentum
     last_rate: float  # and at its last
     server_learning_rate: float = 1.0  # eta_s
 
