@@ -12,6 +12,7 @@ import functools
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from exitflow.data.dataset import Dataset
 from exitflow.data.sources import load_dataset
 from exitflow.experiments.assembly import Assembly
 from exitflow.experiments.system import System, load_system
+from exitflow.experiments.tables import TABLES, distinct_trainings
 from exitflow.federated.aggregation import Aggregation, aggregate
 from exitflow.federated.types import ServerState, Task, Update
 from exitflow.tensors import Layout, take
@@ -43,12 +45,11 @@ def resnet() -> None:
 
 @functools.cache
 def _system(kind: str) -> System:
-    one_exit = "training.weighting=serving-rate"
     if kind == "digits":
-        return load_system("paper-7:80-15-5", [one_exit, "training.local_steps=5"])
-    small = ["model.width=8", "model.stem_stride=2", "model.strides=[1,2,2,1]", "data.augment=false"]
-    steps = ["training.batch_size=64", "training.local_steps=10"]
-    return load_system("paper-7-cifar10:80-15-5", [one_exit, *small, *steps])
+        return load_system("paper-7:80-15-5", ["training.weighting=serving-rate", "training.local_steps=5"])
+    jobs = distinct_trainings([TABLES["table1"]], [9], "small", ["cifar10"])
+    small = next(job.system for job in jobs if "serving-rate_80-15-5" in job.name)
+    return replace(small, training=replace(small.training, momentum_between_rounds="reset"))  # clients keep none
 
 
 @functools.cache

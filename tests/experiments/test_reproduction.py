@@ -328,4 +328,4 @@ def test_data_that_are_not_there_are_missed_before_anything_is_begun(tmp_path, m
 
 
 def test_an_unknown_scale_is_refused():
-    assert "'small', 'medium', 'paper'" in call("reproduce", "table1", "--scale", "huge", code=2).stderr
+    assert "'tiny', 'small', 'paper'" in call("reproduce", "table1", "--scale", "huge", code=2).stderr

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Run the experiments behind a table.")
 @click.argument("table")
 @click.option(
-    "--scale", type=click.Choice(["small", "medium", "paper"]), default="small", show_default=True, help="How large."
+    "--scale", type=click.Choice(["tiny", "small", "paper"]), default="small", show_default=True, help="How large."
 )
 @click.option("--seeds", metavar="N,N", default="9,42,67", show_default=True, help="Every training with each of them.")
 @click.option("--datasets", metavar="A,B", default="cifar10,cifar100", show_default=True, help="On which data.")
@@ -60,7 +60,7 @@ def reproduce(
     \b
     Example:
       exitflow reproduce table1 --data-dir data --seeds 9
-      exitflow reproduce ours --data-dir data --scale medium --settings 80-15-5,5-15-80
+      exitflow reproduce ours --data-dir data --settings 80-15-5,5-15-80
       exitflow reproduce all --scale paper --device cuda
     """
     from exitflow.experiments.figures import TableFigures, gradient_variance_json
