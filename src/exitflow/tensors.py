@@ -62,10 +62,10 @@ def copy_into(targets: Tensors, sources: Tensors) -> None:
 
 
 def all_finite(tensors: Tensors) -> bool:
-    """Whether there is no NaN and no infinity in any of them."""
+    """Whether there is no NaN and no infinity in any of them, nor in their sums, which only float64 can overflow."""
     if not tensors:
         return True
-    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors.values()]  # which float32 cannot overflow
+    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors.values()]
     return bool(torch.stack(sums).isfinite().all())
 
 

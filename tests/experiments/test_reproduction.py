@@ -17,10 +17,13 @@ import pytest
 
 from exitflow.errors import RunError, TrainingError
 from exitflow.experiments import reproduction as module
+from exitflow.experiments import results as results_module
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.figures import TableFigures
 from exitflow.experiments.reproduction import Reproduction
-from exitflow.experiments.results import Results, read_json
+from exitflow.experiments.results import Result, Results, read_json
 from exitflow.experiments.tables import Row, Table
+from exitflow.experiments.training import train
 from tests.command import call
 from tests.experiments import tiny_tables
 from tests.experiments.tiny_tables import DISTINCT, TABLE
@@ -76,6 +79,19 @@ def test_every_distinct_training_leaves_a_result_and_no_weights(done):
         assert result.figures["commit"]
         assert result.system.training.seed == 9
     assert {path.name for path in folder.iterdir()} == {result.name for result in results}  # .work is gone
+
+
+def test_of_a_long_training_some_records_are_kept_and_the_costs_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_module, "NUM_RECORDS", 2)
+    system = tiny_tables.tiny(4)("paper-7:80-15-5", ["training.evaluate_every=4"])
+    run = train(system, tmp_path / "run")
+    all_costs = TrainingCosts.of(run.records)
+    module._publish(run, {"accuracy": {}, "exit_accuracy": []}, tmp_path / "kept")
+    kept = Result(tmp_path / "kept")
+    assert [record["round"] for record in kept.records] == [2, 4]
+    assert kept.costs == all_costs
+    assert all_costs.bytes_sent == 2 * TrainingCosts.of(kept.records).bytes_sent > 0
+    assert not run.path.exists()
 
 
 def test_the_table_is_printed_beside_the_papers(done):

@@ -9,6 +9,7 @@ import pytest
 
 from exitflow.errors import RunError
 from exitflow.experiments import results as module
+from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.results import (
     Result,
     Results,
@@ -20,6 +21,7 @@ from exitflow.experiments.results import (
     records_to_keep,
     write_json,
 )
+from exitflow.experiments.system import load_system
 from tests.small import record_of
 
 
@@ -61,8 +63,23 @@ def test_costs_are_those_of_all_rounds_however_many_records_are_kept(result):
     assert (counted.bytes_sent, counted.multiply_adds) == (350 * 351, 350)
 
 
-@pytest.mark.parametrize(("num_rounds", "num_kept"), [(1, 1), (4, 4), (100, 100), (199, 199), (350, 117), (600, 100)])
-def test_about_a_hundred_records_are_kept_the_last_and_those_with_a_validation_among_them(num_rounds, num_kept):
+def test_costs_that_nobody_counted_are_those_of_the_records_only_if_they_are_of_all_rounds(result):
+    (result.folder / "spec.toml").write_text(load_system("paper-7:80-15-5", ["training.rounds=3"]).to_toml())
+    lines = [json.dumps(record_of(round, link_bytes={"a->b": 5})) + "\n" for round in (1, 2, 3)]
+    (result.folder / "rounds.jsonl").write_text("".join(lines))
+    assert Result(result.folder).costs.bytes_sent == 30
+    (result.folder / "rounds.jsonl").write_text(lines[0] + lines[2])
+    with pytest.raises(RunError, match="costs: expected what all rounds took, got null"):
+        _ = Result(result.folder).costs
+
+
+def test_costs_without_multiply_adds_are_read_as_they_were_written(result):
+    write_json(result.folder / "result.json", {**result.figures, **costs_json([record_of(1)])})
+    assert Result(result.folder).costs == TrainingCosts(0, None)
+
+
+@pytest.mark.parametrize(("num_rounds", "num_kept"), [(1, 1), (4, 4), (100, 100), (101, 51), (350, 88), (800, 100)])
+def test_a_hundred_records_are_kept_the_last_and_those_with_a_validation_among_them(num_rounds, num_kept):
     plain = [{**record_of(round), "validation": None} for round in range(1, num_rounds + 1)]
     kept = records_to_keep(plain)
     assert len(kept) == num_kept
@@ -85,6 +102,7 @@ def test_about_a_hundred_records_are_kept_the_last_and_those_with_a_validation_a
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "seconds": "x"}', 'seconds: expected a number, got "x"'),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "own_answers": 1}', "own_answers: expected the accuracies"),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "costs": {"bytes_sent": 1}}', "costs: expected the numbers"),
+        (f'{{"accuracy": {{"a": 1{"0" * 400}}}, "exit_accuracy": []}}', "accuracy: expected a number from 0 to 1"),
         (
             '{"accuracy": {"a": 1}, "exit_accuracy": [1], "own_answers": {}}',
             r"own_answers\.accuracy: expected a number",

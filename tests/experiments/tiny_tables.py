@@ -16,6 +16,7 @@ from tests.small import TINY
 
 ROWS = tuple(Row(name, name) for name in ("equal-weight", "flops-prop", "serving-rate"))
 TABLE = Table("tiny", "A tiny table", ROWS, settings=("80-15-5", "33-33-33"), published="table1-equal-partition")
+SHORT = ("training.momentum_between_rounds=reset", "training.warmup_rounds=0", "training.learning_rate=0.1")
 DISTINCT = 3  # of 6 cells: serving-rate at 33-33-33 is equal-weight, which does not depend on the setting
 
 
@@ -25,7 +26,7 @@ def tiny(rounds: int):
     def load(source: str, overrides=()) -> System:
         own = [each for each in overrides if not each.startswith("model.")]
         source = source.replace("-cifar100", "").replace("-cifar10", "")
-        return load_system(source, [*own, *TINY, f"training.rounds={rounds}", "training.momentum_between_rounds=reset"])
+        return load_system(source, [*own, *TINY, *SHORT, f"training.rounds={rounds}"])
 
     return load
 

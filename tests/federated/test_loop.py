@@ -66,9 +66,11 @@ def test_a_global_model_that_overflows_stops_the_run():
         list(run_rounds(plan, state, backend))
 
 
-def test_values_whose_squares_overflow_are_still_numbers():
+def test_values_whose_sums_and_squares_overflow_are_still_numbers():
     from exitflow.tensors import all_finite
 
     assert all_finite({"w": torch.tensor([1e30])})
+    assert all_finite({"w": torch.tensor([3e38, 3e38])})
+    assert not all_finite({"w": torch.tensor([math.inf, -math.inf])})
     assert not all_finite({"w": torch.tensor([1.0]), "v": torch.tensor([[math.inf]])})
     assert not all_finite({"w": torch.tensor([1.0, math.nan])})

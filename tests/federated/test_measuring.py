@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,9 @@ def test_the_bound_gets_what_was_measured_and_the_rates_of_the_training():
     assert bound.smoothness == pytest.approx(1 / 4)  # the first rate, 0.1, works like 1 under momentum 0.9
     last = 10 * make_schedule(spec, 8)(100, 7)
     assert bound.strong_convexity == pytest.approx(curvature_of_rates(1.0, last, 800)[1])
+    warmed = replace(spec, warmup_rounds=50)  # whose first rates nobody chose for what they do
+    bound_after = measured_profile(PROFILE, TABLE, num_parameters=[5, 9], spec=warmed, num_steps=8).bound
+    assert bound_after.smoothness == pytest.approx(1 / (4 * 10 * make_schedule(spec, 8)(51, 0)))
     assert bound.condition < 100  # or the rates hardly fall, and which of them is the last would not show
     assert (bound.num_rounds, bound.num_steps, bound.server_learning_rate) == (100, 8, 0.5)
 

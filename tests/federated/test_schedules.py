@@ -25,6 +25,14 @@ def test_a_warm_up_rises_in_equal_parts_to_the_schedule():
     assert [warmed(round, 5) / plain(round, 5) for round in (1, 2, 3, 4, 5, 100)] == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
+@pytest.mark.parametrize("warmup_rounds", [-1, 5, 500])
+def test_a_warm_up_ends_before_the_training(warmup_rounds):
+    with pytest.raises(
+        ConfigError, match=f"warmup_rounds: must be .* below the number of rounds, 5; got {warmup_rounds}"
+    ):
+        TrainingSpec(rounds=5, warmup_rounds=warmup_rounds)
+
+
 @pytest.mark.parametrize(("smoothness", "gamma"), [(0.5, 8 * 5 - 1), (0.01, 10 - 1)])
 def test_the_theorems_schedule_falls_with_every_step(smoothness, gamma):
     mu, num_steps = 0.1, 10

@@ -190,6 +190,15 @@ def test_a_comparison_of_methods_has_a_row_for_each(tmp_path):
     assert by_kind(alone)[0].exit_weight(1).values[-1].mean == pytest.approx(4 / 7)
 
 
+def test_a_training_of_which_not_all_records_are_kept_is_finished(runs, tmp_path):
+    shutil.copytree(runs / "serving-rate-seed-1", tmp_path / "kept")
+    records = (tmp_path / "kept" / "rounds.jsonl").read_text().splitlines(keepends=True)
+    assert len(records) > 1
+    (tmp_path / "kept" / "rounds.jsonl").write_text(records[-1])
+    text = text_of(build_report(tmp_path / "kept", tmp_path / "out")[0].read_text())
+    assert "Not finished yet" not in text
+
+
 def test_a_run_that_is_not_finished_is_shown_as_such(runs, tmp_path):
     shutil.copytree(runs / "serving-rate-seed-1", tmp_path / "cut")
     (tmp_path / "cut" / "rounds.jsonl").write_text("")

@@ -24,7 +24,7 @@ def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[
     Example:
       exitflow report results/small --out report
       exitflow report runs/campus
-      exitflow report results/small --update docs/results.md
+      exitflow report results/small --update results/small/README.md
     """
     if (update or check) and out:
         raise ConfigError("writes a page, --update and --check do not: choose one", key="--out")

@@ -1,7 +1,7 @@
 """Results on disk: what was trained, its records and its final figures, without the weights.
 
     RESULTS/TRAINING/spec.toml      the system, resolved
-    RESULTS/TRAINING/rounds.jsonl   records of its rounds, about a hundred, spread evenly
+    RESULTS/TRAINING/rounds.jsonl   records of its rounds: of all, or of a hundred, spread evenly
     RESULTS/TRAINING/profile.json   what the weighting knew
     RESULTS/TRAINING/result.json    the figures on test data, what all rounds took, and where and when they came about
     RESULTS/gradient-variance_DATASET_seed-N.json
@@ -33,8 +33,7 @@ from exitflow.theory.costs import ErrorTerms
 
 COSTS = "costs"  # in `result.json`: what the training took
 OWN_ANSWERS = "own_answers"  # in `result.json`: the accuracies if exits that answer together did not
-NUM_RECORDS = 100  # kept of a training, or a few more: those that were validated, and an even choice of all
-_COSTS = tuple(field.name for field in fields(TrainingCosts))
+NUM_RECORDS = 100  # of a training that are kept at most, beside those that were validated
 NUM_EXITS = 3  # of the paper's network, whose gradients its Table 3 is about
 
 
@@ -58,6 +57,11 @@ class TrainingFolder:
     def records(self) -> list[Record]:
         """Of its rounds, in order."""
         return read_records(self.folder / "rounds.jsonl")
+
+    @property
+    def num_rounds_done(self) -> int:
+        """Whether or not each of them has left a record."""
+        return int(self.records[-1]["round"]) if self.records else 0
 
     @cached_property
     def profile(self) -> dict[str, Any]:
@@ -87,8 +91,7 @@ class Result(TrainingFolder):
         _check_accuracies(found, path)
         _expect(seconds is None or is_number(seconds), path, "seconds", "a number", seconds)
         costs = found.get(COSTS)
-        known = costs is None or (isinstance(costs, dict) and all(is_number(costs.get(each)) for each in _COSTS))
-        _expect(known, path, COSTS, f"the numbers {' and '.join(_COSTS)}", costs)
+        _expect(costs is None or _are_costs(costs), path, COSTS, "the numbers bytes_sent and multiply_adds", costs)
         if own is not None or self.own_answers:
             _expect(isinstance(own, dict), path, OWN_ANSWERS, "the accuracies of exits by themselves", own)
             _check_accuracies(own, path, f"{OWN_ANSWERS}.")
@@ -114,9 +117,12 @@ class Result(TrainingFolder):
 
     @property
     def costs(self) -> TrainingCosts:
-        """What the training took; where nobody counted it, its records are those of all rounds."""
-        counted = self.figures.get(COSTS)
-        return TrainingCosts(*(counted[each] for each in _COSTS)) if counted else TrainingCosts.of(self.records)
+        """What the training took."""
+        if counted := self.figures.get(COSTS):
+            return TrainingCosts(counted["bytes_sent"], counted["multiply_adds"])
+        all_rounds = len(self.records) == self.system.training.rounds  # as in results of before they were counted
+        _expect(all_rounds, self.folder / "result.json", COSTS, "what all rounds took", None)
+        return TrainingCosts.of(self.records)
 
 
 class Results:
@@ -176,6 +182,13 @@ def _expect(condition: bool, path: Path, key: str, expected: str, value: Any) ->
         raise RunError(f"{path}: {key}: {problem}")
 
 
+def _are_costs(value: Any) -> bool:
+    if not isinstance(value, dict) or not is_number(value.get("bytes_sent")):
+        return False
+    counted = value.get("multiply_adds", "")
+    return counted is None or is_number(counted)
+
+
 def _is_fraction(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
@@ -187,7 +200,7 @@ def costs_json(records: Sequence[Record]) -> dict[str, Any]:
 
 def records_to_keep(records: Sequence[Record]) -> list[Record]:
     """All where they are few; the last is always among them."""
-    step = max(1, len(records) // NUM_RECORDS)
+    step = max(1, -(-len(records) // NUM_RECORDS))
     return [each for each in records if (len(records) - each["round"]) % step == 0 or each["validation"]]
 
 

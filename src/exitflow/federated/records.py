@@ -61,4 +61,4 @@ def _numbers(values: Iterable[Any]) -> bool:
 
 def is_number(value: Any) -> bool:
     """Finite, and not true or false."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))

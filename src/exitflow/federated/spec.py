@@ -57,9 +57,10 @@ class TrainingSpec:
         for key in ("rounds", "local_epochs", "local_steps", "batch_size", "evaluate_every"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, f"must be at least 1, got {value}")
-        for key in ("seed", "warmup_rounds"):
-            value = getattr(self, key)
-            require(value >= 0, key, f"must be 0 or more, got {value}")
+        require(self.seed >= 0, "seed", f"must be 0 or more, got {self.seed}")
+        valid = 0 <= self.warmup_rounds < self.rounds
+        problem = f"must be 0 or more, and below the number of rounds, {self.rounds}; got {self.warmup_rounds}"
+        require(valid, "warmup_rounds", problem)
         for key in ("learning_rate", "server_learning_rate", "strong_convexity", "smoothness", "projection_radius"):
             value = getattr(self, key)
             valid = value is None or 0 < value <= MAX_FACTOR

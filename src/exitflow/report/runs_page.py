@@ -73,7 +73,7 @@ def _field(value: Spread | None) -> Field:
 def _unfinished(runs: Sequence[TrainingFolder]) -> list[PageTable]:
     rows = []
     for run in runs:
-        done, rounds = len(run.records), run.system.training.rounds
+        done, rounds = run.num_rounds_done, run.system.training.rounds
         if done < rounds:
             rows.append((run.name, [Field(f"{done:,}"), Field(f"{rounds:,}")]))
     return [PageTable("Not finished yet", ["run", "rounds done", "of"], rows)] if rows else []
