@@ -17,7 +17,8 @@ def put(tmp_path):
         folder.mkdir()
         figures = {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy)}
         own = {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy / 2)}
-        write_json(folder / "result.json", {**figures, "own_answers": own})
+        costs = {"bytes_sent": 1, "multiply_adds": 1}
+        write_json(folder / "result.json", {**figures, "own_answers": own, "costs": costs})
 
     return write
 
