@@ -8,7 +8,6 @@ from exitflow.experiments.figures import Spread, TableFigures, gradient_variance
 from exitflow.experiments.results import Results
 from exitflow.experiments.tables import TABLES, Cell
 
-
 COSTS = {"bytes_sent": 12, "multiply_adds": 34}
 
 
