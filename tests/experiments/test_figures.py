@@ -23,7 +23,7 @@ def figures(tmp_path):
 
 
 def test_mean_and_deviation_over_the_seeds_that_have_a_result(figures, tmp_path):
-    cell = figures.cell("cifar10", "balanced-adj", "80-15-5")
+    cell = figures.table.cell("cifar10", "balanced-adj", "80-15-5")
     assert figures.accuracy("cifar10", "balanced-adj", "80-15-5") is None
     put(tmp_path, cell, 9, {"80-15-5": 0.5})
     assert figures.accuracy("cifar10", "balanced-adj", "80-15-5") == Spread(0.5, None)
@@ -45,7 +45,7 @@ def test_one_training_answers_for_a_whole_row(figures, tmp_path):
 
 
 def test_json_has_every_cell_of_the_data_sets_asked_for(figures, tmp_path):
-    put(tmp_path, figures.cell("cifar10", "balanced-adj", "80-15-5"), 9, {"80-15-5": 0.5})
+    put(tmp_path, figures.table.cell("cifar10", "balanced-adj", "80-15-5"), 9, {"80-15-5": 0.5})
     found = figures.to_json(["cifar10"])
     assert len(found["cells"]) == 28
     by_place = {(cell["training"], cell["setting"]): cell for cell in found["cells"]}

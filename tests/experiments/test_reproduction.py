@@ -126,7 +126,7 @@ def test_rows_that_differ_only_in_how_exits_answer_share_a_training(tmp_path, mo
     reproduction(tmp_path).run(jobs, workers=2)
     assert reproduction(tmp_path).missing([table], [9], ["cifar10"]) == []
     figures = TableFigures(table, Results(tmp_path), (9,))
-    found = {row.label: figures.found(figures.cell("cifar10", row.label, "33-33-33"))[0] for row in table.rows}
+    found = {row.label: figures.found(figures.table.cell("cifar10", row.label, "33-33-33"))[0] for row in table.rows}
     assert found["each by itself"].exit_accuracy == found["trained so"].exit_accuracy
     assert found["each by itself"].accuracy("33-33-33") == found["trained so"].accuracy("33-33-33")
     assert found["together"].accuracy("33-33-33") != found["trained so"].accuracy("33-33-33")

@@ -14,8 +14,10 @@ from exitflow.experiments.tables import DATASETS, TABLES, distinct_trainings
 from exitflow.experiments.training import same_training
 from exitflow.report.documents import check, render, update
 from exitflow.topology.settings import parse_setting
+from tests.report.synthetic import write_results
 
 ROOT = Path(__file__).parents[2]
+_STRATEGIES = ("serving-rate", "balanced-adj", "flops-prop")
 TEXT = """# Some results
 
 <!-- results:table1 cifar10 -->
@@ -69,6 +71,17 @@ def test_without_results_cells_are_empty(tmp_path):
     assert "| serving-rate p=0.2 | – (30.1) | – (30.8) | – (30.9) |" in lines
     assert render("gradient-variance cifar10", Results(tmp_path))[3] == "| measured | – | – | – |"
     assert render("origin", Results(tmp_path)) == ["", "No results yet.", ""]
+
+
+def test_leads_have_the_settings_of_their_table_and_the_seeds_that_agree(tmp_path):
+    write_results(tmp_path, [TABLES["table4"]], (9, 42))
+    assert render("leads cifar100", Results(tmp_path)) == ["", "No results yet.", ""]
+    lines = [line for line in render("leads cifar10", Results(tmp_path)) if "17 nodes" in line]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert [row[0].partition(" over")[0] for row in rows] == [f"17 nodes: {name}" for name in _STRATEGIES]
+    for _, *cells in rows:
+        assert [bool(cell) for cell in cells] == [False, True, False, False, False, True, False]
+        assert re.fullmatch(r"[+−]\d+\.\d \([012] of 2\)", cells[1])
 
 
 def test_the_origin_of_results_is_told(results_folder):

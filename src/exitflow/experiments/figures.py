@@ -41,18 +41,14 @@ class TableFigures:
 
     def accuracy(self, dataset: str, label: str, setting: str) -> Spread | None:
         """As served; None before the first result."""
-        found = self.found(self.cell(dataset, label, setting))
+        found = self.found(self.table.cell(dataset, label, setting))
         return Spread.of([result.accuracy(setting) for result in found]) if found else None
 
     def costs(self, dataset: str, label: str) -> TrainingCosts | None:
         """What a training of the row took, of the first setting and seed that has a result."""
-        cells = (self.cell(dataset, label, setting) for setting in self.table.settings)
+        cells = (self.table.cell(dataset, label, setting) for setting in self.table.settings)
         found = next((results[0] for cell in cells if (results := self.found(cell))), None)
         return found.costs if found else None
-
-    def cell(self, dataset: str, label: str, setting: str) -> Cell:
-        """By its place."""
-        return Cell(dataset, self.table.num_nodes, self.table.partition, self.table.row(label), setting)
 
     def _costs_json(self, cell: Cell) -> dict[str, Any] | None:
         found = self.found(cell)

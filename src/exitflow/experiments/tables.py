@@ -115,12 +115,15 @@ class Table:
         """The row of that label."""
         return next(row for row in self.rows if row.label == label)
 
+    def cell(self, dataset: str, label: str, setting: str) -> Cell:
+        """By its place."""
+        return Cell(dataset, self.num_nodes, self.partition, self.row(label), setting)
+
     def cells(self, datasets: Sequence[str] = DATASETS) -> Iterator[Cell]:
         """Those on these data sets."""
         for dataset in (name for name in self.datasets if name in datasets):
             for row in self.rows:
-                for setting in self.settings:
-                    yield Cell(dataset, self.num_nodes, self.partition, row, setting)
+                yield from (self.cell(dataset, row.label, setting) for setting in self.settings)
 
     def with_columns(self, settings: Sequence[str]) -> Table:
         """Only those columns of its own."""

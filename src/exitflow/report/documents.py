@@ -20,7 +20,7 @@ from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import Results
 from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, TABLES, published_gradient_variance
 from exitflow.files import write_atomically
-from exitflow.report.grids import MISSING, Entry, Grid, signed, table_grid
+from exitflow.report.grids import MISSING, Entry, Grid, LeadGrid, lead_grid, lead_text, signed, table_grid
 from exitflow.report.origin import origin_sentence
 from exitflow.report.terminal import percent, spread
 
@@ -28,6 +28,7 @@ _LIKE_A_MARK = re.compile(r"<!--\s*results?\b(?=[^\w-])", re.IGNORECASE)
 _BEGIN = re.compile(r"<!--\s*results:\s*(.*?)\s*-->")
 _END = re.compile(r"<!--\s*end\s*-->")
 ORIGIN = "origin"
+LEADS = "leads"
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,10 @@ def _marked(path: Path, lines: Sequence[str]) -> Iterator[Block]:
 def _parse(name: str, where: str) -> tuple[str, str]:
     """(table, data set)."""
     table, _, dataset = name.partition(" ")
-    known = [*TABLES, GRADIENT_VARIANCE, ORIGIN]
+    known = [*TABLES, GRADIENT_VARIANCE, LEADS, ORIGIN]
     if table not in known:
         raise ConfigError(f"there is no table {table!r}{suggestion(table, known)}", source=where)
-    allowed = TABLES[table].datasets if table in TABLES else DATASETS if table == GRADIENT_VARIANCE else ("",)
+    allowed = TABLES[table].datasets if table in TABLES else ("",) if table == ORIGIN else DATASETS
     if dataset not in allowed:
         choice = " or ".join(f"{table} {each}".strip() for each in allowed)
         raise ConfigError(f"there is no block {name!r}; expected {choice}", source=where)
@@ -128,6 +129,8 @@ def render(name: str, results: Results) -> list[str]:
         return ["", origin_sentence(results), ""]
     if table == GRADIENT_VARIANCE:
         return _variance(dataset, results)
+    if table == LEADS:
+        return _leads(lead_grid(dataset, results))
     return _grid(table_grid(TABLES[table], dataset, results))
 
 
@@ -145,6 +148,13 @@ def _grid(grid: Grid) -> list[str]:
     if any(entry.best for entry in grid.entries):
         notes.append("Bold: the best of a column.")
     return ["", *_table(grid.columns, rows), "", " ".join(notes), ""]
+
+
+def _leads(grid: LeadGrid) -> list[str]:
+    if not grid.rows:
+        return ["", "No results yet.", ""]
+    rows = [[title, *map(lead_text, leads)] for title, leads in grid.rows.items()]
+    return ["", *_table(grid.columns, rows), "", grid.note, ""]
 
 
 def _cell(grid: Grid, entry: Entry) -> str:

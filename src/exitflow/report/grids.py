@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exitflow.experiments.figures import Spread, TableFigures
+from exitflow.experiments.leads import AUTO_AND_THE_FOUR, CONTESTS, Lead, find_lead
 from exitflow.experiments.results import Results
-from exitflow.experiments.tables import TABLES, Table
+from exitflow.experiments.tables import Table
 from exitflow.report.terminal import amount
+from exitflow.topology.settings import PAPER_SETTINGS
 
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 COST_COLUMNS = ("bytes sent", "multiply-adds")
@@ -114,7 +116,7 @@ def _costs(figures: TableFigures, dataset: str, label: str) -> tuple[str, ...]:
 
 
 def _entry(figures: TableFigures, dataset: str, label: str, setting: str) -> Entry:
-    found = figures.found(figures.cell(dataset, label, setting))
+    found = figures.found(figures.table.cell(dataset, label, setting))
     paper = figures.table.paper_figure(dataset, label, setting)
     return Entry(
         figures.accuracy(dataset, label, setting),
@@ -138,17 +140,38 @@ def _summary(figures: TableFigures, dataset: str) -> dict[str, tuple[float | Non
     """Of `ours`: the best of the paper's four trainings, and how far ours is ahead, over the seeds that all have."""
     if figures.table.name != "ours":
         return {}
-    theirs = list(TABLES["table1"].cells([dataset]))
-    best: list[float | None] = []
-    ahead: list[float | None] = []
-    for setting in figures.table.settings:
-        wanted = [figures.cell(dataset, "auto", setting), *(cell for cell in theirs if cell.setting == setting)]
-        trained = [[figures.results.get(cell.training_name(seed)) for cell in wanted] for seed in figures.seeds]
-        complete = [[result.accuracy(setting) for result in row if result] for row in trained if all(row)]
-        own, *others = [sum(column) / len(column) for column in zip(*complete, strict=True)] or [None]
-        best.append(max(others) if others else None)
-        ahead.append(own - max(others) if own is not None else None)
-    return {"best of Table 1": tuple(best), "auto is ahead by": tuple(ahead)}
+    leads = [find_lead(AUTO_AND_THE_FOUR, dataset, setting, figures.results) for setting in figures.table.settings]
+    return {
+        "best of Table 1": tuple(lead.best_rival if lead else None for lead in leads),
+        "auto is ahead by": tuple(lead.difference if lead else None for lead in leads),
+    }
+
+
+@dataclass(frozen=True)
+class LeadGrid:
+    """Every contest that has a result on one data set, setting by setting."""
+
+    columns: Sequence[str]  # the first one names the rows
+    rows: Mapping[str, tuple[Lead | None, ...]]
+
+    note = (
+        "How many points of accuracy as served the first is ahead of the best of the others, in the mean of the seeds "
+        "that all of them have; in brackets, in how many of these it is ahead of each."
+    )
+
+
+def lead_grid(dataset: str, results: Results) -> LeadGrid:
+    """From results on disk."""
+    found = {
+        contest.title: tuple(find_lead(contest, dataset, setting, results) for setting in PAPER_SETTINGS)
+        for contest in CONTESTS
+    }
+    return LeadGrid(["", *PAPER_SETTINGS], {title: leads for title, leads in found.items() if any(leads)})
+
+
+def lead_text(lead: Lead | None) -> str:
+    """+2.0 (3 of 3); nothing where nothing is compared."""
+    return f"{signed(lead.difference)} ({lead.num_ahead} of {lead.num_seeds})" if lead else ""
 
 
 def signed(difference: float) -> str:

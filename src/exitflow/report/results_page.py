@@ -9,7 +9,7 @@ from exitflow.experiments.figures import Spread, TableFigures
 from exitflow.experiments.recorded_terms import recorded_terms
 from exitflow.experiments.results import Result, Results, TrainingFolder
 from exitflow.experiments.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
-from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, signed, table_grid
+from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, lead_grid, lead_text, signed, table_grid
 from exitflow.report.origin import origin_facts
 from exitflow.report.page import Field, Page, PageTable, Section
 from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
@@ -37,8 +37,25 @@ def results_page(results: Results) -> Page:
         "Accuracy of the whole system as served, for the serving settings and trainings of Kaplan et al. (AAAI 2025), "
         "and for trainings of ours.",
         origin_facts(results),
-        [overview, *tables, _variance_section(results), *_error_section(results), *_trainings_section(results)],
+        [
+            overview,
+            *_leads_section(results),
+            *tables,
+            _variance_section(results),
+            *_error_section(results),
+            *_trainings_section(results),
+        ],
     )
+
+
+def _leads_section(results: Results) -> list[Section]:
+    tables = []
+    for dataset in DATASETS:
+        grid = lead_grid(dataset, results)
+        rows = [(title, [Field(lead_text(lead)) for lead in leads]) for title, leads in grid.rows.items()]
+        if rows:
+            tables.append(PageTable(DATASET_TITLES[dataset], grid.columns, rows, [grid.note]))
+    return [Section("leads", "Who is ahead", tables=tables)] if tables else []
 
 
 def _overview(grids: Sequence[Grid], results: Results) -> PageTable:
@@ -93,7 +110,7 @@ def _not_by_exit(grid: Grid, results: Results) -> list[str]:
     """The rows whose networks have other exits than the settings speak of."""
     setting = grid.table.settings[0]
     figures = TableFigures(grid.table, results, grid.seeds)
-    found = {label: figures.found(figures.cell(grid.dataset, label, setting)) for label in grid.rows}
+    found = {label: figures.found(grid.table.cell(grid.dataset, label, setting)) for label in grid.rows}
     return [label for label, trainings in found.items() if trainings and not _has_exits_of(setting, trainings[0])]
 
 
@@ -183,7 +200,8 @@ def _row_series(grid: Grid, label: str, trainings: Sequence[Result] = ()) -> Ser
 def _series(grid: Grid, setting: str, results: Results) -> list[Series]:
     """The rows of a table that have a training for that setting, with the exits that the setting speaks of."""
     figures = TableFigures(grid.table, results, grid.seeds)
-    found = [_row_series(grid, label, figures.found(figures.cell(grid.dataset, label, setting))) for label in grid.rows]
+    trained = {label: figures.found(grid.table.cell(grid.dataset, label, setting)) for label in grid.rows}
+    found = [_row_series(grid, label, trainings) for label, trainings in trained.items()]
     return [each for each in found if each.trainings and _has_exits_of(setting, each.trainings[0])]
 
 
@@ -234,7 +252,7 @@ def _error_terms(dataset: str, results: Results) -> Iterator[tuple[str, Mapping[
     figures = TableFigures(table, results, results.seeds())
     names = [*(row.weighting for row in table.rows), "bound-min"]
     for setting in (table.settings[0], NEUTRAL_SETTING, table.settings[-1]):
-        measured = figures.found(figures.cell(dataset, "balanced-adj", setting))
+        measured = figures.found(table.cell(dataset, "balanced-adj", setting))
         by_seed = [found for found in (recorded_terms(each, names) for each in measured) if found]
         for name in names if by_seed else ():
             terms = [found[name].to_json() for found in by_seed]

@@ -1,0 +1,63 @@
+"""Who is ahead of whom, over the seeds that all of them have."""
+
+import pytest
+
+from exitflow.experiments.leads import AUTO_AND_THE_FOUR, CONTESTS, Contest, Lead, find_lead
+from exitflow.experiments.results import Results
+from exitflow.experiments.tables import TABLES
+from tests.experiments.test_figures import put
+
+CONTEST = Contest("", "table1", "balanced-adj", ("equal-weight", "serving-rate"))
+SETTING = "80-15-5"
+
+
+def put_all(folder, seed, **accuracies):
+    for label, accuracy in accuracies.items():
+        put(folder, TABLES["table1"].cell("cifar10", label.replace("_", "-"), SETTING), seed, {SETTING: accuracy})
+
+
+def lead(folder):
+    return find_lead(CONTEST, "cifar10", SETTING, Results(folder))
+
+
+def test_a_lead_is_over_the_rival_that_is_best_in_the_mean(tmp_path):
+    put_all(tmp_path, 9, balanced_adj=0.75, equal_weight=0.5, serving_rate=0.625)
+    put_all(tmp_path, 42, balanced_adj=0.75, equal_weight=0.8125, serving_rate=0.75)
+    found = lead(tmp_path)
+    assert found == Lead(accuracy=0.75, best_rival=0.6875, num_ahead=1, num_seeds=2)  # serving-rate: (0.625 + 0.75) / 2
+    assert found.difference == 0.0625
+
+
+def test_one_that_is_level_is_not_ahead(tmp_path):
+    put_all(tmp_path, 9, balanced_adj=0.5, equal_weight=0.5, serving_rate=0.25)
+    assert lead(tmp_path) == Lead(0.5, 0.5, num_ahead=0, num_seeds=1)
+
+
+def test_seeds_that_lack_any_of_them_do_not_count(tmp_path):
+    put_all(tmp_path, 9, balanced_adj=0.5, equal_weight=0.25)
+    assert lead(tmp_path) is None
+    put_all(tmp_path, 42, balanced_adj=0.75, equal_weight=0.25, serving_rate=0.5)
+    assert lead(tmp_path) == Lead(0.75, 0.5, num_ahead=1, num_seeds=1)
+
+
+def test_rivals_may_stand_in_another_table(tmp_path):
+    put(tmp_path, TABLES["ours"].cell("cifar10", "auto", SETTING), 9, {SETTING: 1.0})
+    put_all(tmp_path, 9, balanced_adj=0.75, equal_weight=0.25, serving_rate=0.5, flops_prop=0.5)
+    assert find_lead(AUTO_AND_THE_FOUR, "cifar10", SETTING, Results(tmp_path)) == Lead(1.0, 0.75, 1, 1)
+
+
+def test_a_setting_or_data_that_a_table_does_not_have_has_no_lead(tmp_path):
+    (contest, *_) = (contest for contest in CONTESTS if contest.table == "table4")
+    assert not list(contest.cells("cifar10", "80-15-5"))
+    assert not list(contest.cells("cifar100", "60-30-10"))
+    assert len(list(contest.cells("cifar10", "60-30-10"))) == 3
+    assert find_lead(contest, "cifar10", "80-15-5", Results(tmp_path)) is None
+
+
+@pytest.mark.parametrize("contest", CONTESTS, ids=lambda contest: contest.title)
+def test_every_contest_is_between_rows_that_are_there(contest):
+    setting = TABLES[contest.table].settings[0]
+    leader, *rivals = (cell.row.label for cell in contest.cells("cifar10", setting))
+    assert leader == contest.leader
+    assert tuple(rivals) == contest.rivals
+    assert leader not in rivals or contest.rivals_table
