@@ -35,8 +35,8 @@ format: .venv/.installed-dev  ## rewrite the sources in the one format
 	$(BIN)/ruff format .
 
 results-check: .venv/.installed  ## every table of results in the docs against the records in results/
-	$(BIN)/exitflow report results/tiny --check docs/results.md
-	$(BIN)/exitflow report results/small --check results/small/README.md
+	$(BIN)/exitflow report results/tiny --check results/tiny/README.md
+	$(BIN)/exitflow report results/small --check docs/results.md
 
 bench: .venv/.installed-dev  ## every benchmark; minutes on an idle machine
 	$(BIN)/python -m benchmarks

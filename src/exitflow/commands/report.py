@@ -24,7 +24,7 @@ def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[
     Example:
       exitflow report results/small --out report
       exitflow report runs/campus
-      exitflow report results/small --update results/small/README.md
+      exitflow report results/small --update docs/results.md
     """
     if (update or check) and out:
         raise ConfigError("writes a page, --update and --check do not: choose one", key="--out")
@@ -45,6 +45,8 @@ def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> 
     if not results.provenances():
         raise ConfigError(f"there are no results of `exitflow reproduce` in {folder!r}", key="RESULTS")
     for name in update:
-        click.echo(f"{name}: {documents.update(Path(name), results)} blocks changed.")
+        count = documents.update(Path(name), results)
+        click.echo(f"{name}: {count} {'block' if count == 1 else 'blocks'} changed.")
     for name in check:
-        click.echo(f"{name}: {documents.check(Path(name), results)} blocks agree with the records.")
+        count = documents.check(Path(name), results)
+        click.echo(f"{name}: {count} {'block agrees' if count == 1 else 'blocks agree'} with the records.")
