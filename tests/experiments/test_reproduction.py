@@ -179,6 +179,16 @@ def test_what_somebody_else_has_trained_meanwhile_is_not_trained_again(done, mon
         module._do(reproduction(folder), job.name, job.system, job.served_as)
 
 
+def test_the_seconds_of_a_resumed_training_are_of_all_its_rounds(tmp_path, monkeypatch):
+    (job, *_) = missing(tmp_path)
+    run = train(job.system, tmp_path / ".work" / job.name)
+    slow = [{**record, "seconds": 1000.0} for record in run.records]
+    (run.path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in slow))
+    monkeypatch.setattr(module, "_reports", mp.SimpleQueue(), raising=False)
+    module._do(reproduction(tmp_path), job.name, job.system, job.served_as)
+    assert 4000 <= Results(tmp_path).get(job.name).figures["seconds"] < 4100
+
+
 def test_gradient_variances_of_another_scale_are_refused(tmp_path):
     write_gradient_variance(tmp_path, "cifar10", 9)
     options = ("--out", tmp_path, "--seeds", "9", "--datasets", "cifar10")
