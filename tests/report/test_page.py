@@ -65,7 +65,7 @@ def test_the_page_has_the_tables_beside_the_papers_and_what_is_missing(page):
     assert "a machine, 2 cores, Linux" in text
     assert "4.00e-03" in text
     assert "auto is ahead by" in text
-    assert re.search(r"auto over the paper&#39;s four.*?[+−]\d+\.\d \([012] of [12]\)", text, re.DOTALL)
+    assert re.search(r"auto over the paper&#39;s four.*?[+−]\d+\.\d\s+[012] of [12]\s", text, re.DOTALL)
 
 
 def test_nothing_is_loaded_from_elsewhere(page):

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from exitflow.errors import ConfigError, RunError, StaleFiguresError, suggestion
 from exitflow.experiments.figures import Spread
+from exitflow.experiments.leads import Lead
 from exitflow.experiments.results import Results
 from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, TABLES, published_gradient_variance
 from exitflow.files import write_atomically
-from exitflow.report.grids import MISSING, Entry, Grid, LeadGrid, lead_grid, lead_text, signed, table_grid
+from exitflow.report.grids import MISSING, Entry, Grid, LeadGrid, lead_grid, signed, table_grid
 from exitflow.report.origin import origin_sentence
 from exitflow.report.terminal import percent, spread
 
@@ -153,8 +154,14 @@ def _grid(grid: Grid) -> list[str]:
 def _leads(grid: LeadGrid) -> list[str]:
     if not grid.rows:
         return ["", "No results yet.", ""]
-    rows = [[title, *map(lead_text, leads)] for title, leads in grid.rows.items()]
-    return ["", *_table(grid.columns, rows), "", grid.note, ""]
+    rows = [[title, *map(_lead, leads)] for title, leads in grid.rows.items()]
+    note = f"{grid.note} In brackets: in how many of these it is ahead of all of them."
+    return ["", *_table(grid.columns, rows), "", note, ""]
+
+
+def _lead(lead: Lead | None) -> str:
+    """+2.0 (3 of 3); nothing where nothing is compared."""
+    return f"{signed(lead.difference)} ({lead.num_ahead} of {lead.num_seeds})" if lead else ""
 
 
 def _cell(grid: Grid, entry: Entry) -> str:

@@ -156,7 +156,7 @@ class LeadGrid:
 
     note = (
         "How many points of accuracy as served the first is ahead of the best of the others, in the mean of the seeds "
-        "that all of them have; in brackets, in how many of these it is ahead of each."
+        "that all of them have."
     )
 
 
@@ -167,11 +167,6 @@ def lead_grid(dataset: str, results: Results) -> LeadGrid:
         for contest in CONTESTS
     }
     return LeadGrid(["", *PAPER_SETTINGS], {title: leads for title, leads in found.items() if any(leads)})
-
-
-def lead_text(lead: Lead | None) -> str:
-    """+2.0 (3 of 3); nothing where nothing is compared."""
-    return f"{signed(lead.difference)} ({lead.num_ahead} of {lead.num_seeds})" if lead else ""
 
 
 def signed(difference: float) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from exitflow.errors import RunError
 from exitflow.experiments.figures import Spread, TableFigures
+from exitflow.experiments.leads import Lead
 from exitflow.experiments.recorded_terms import recorded_terms
 from exitflow.experiments.results import Result, Results, TrainingFolder
 from exitflow.experiments.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
-from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, lead_grid, lead_text, signed, table_grid
+from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, lead_grid, signed, table_grid
 from exitflow.report.origin import origin_facts
 from exitflow.report.page import Field, Page, PageTable, Section
 from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
@@ -52,10 +53,21 @@ def _leads_section(results: Results) -> list[Section]:
     tables = []
     for dataset in DATASETS:
         grid = lead_grid(dataset, results)
-        rows = [(title, [Field(lead_text(lead)) for lead in leads]) for title, leads in grid.rows.items()]
+        rows = [(title, [_lead_field(lead) for lead in leads]) for title, leads in grid.rows.items()]
         if rows:
-            tables.append(PageTable(DATASET_TITLES[dataset], grid.columns, rows, [grid.note]))
+            tables.append(
+                PageTable(
+                    DATASET_TITLES[dataset],
+                    grid.columns,
+                    rows,
+                    [f"{grid.note} Below each: in how many of these it is ahead of all of them."],
+                )
+            )
     return [Section("leads", "Who is ahead", tables=tables)] if tables else []
+
+
+def _lead_field(lead: Lead | None) -> Field:
+    return Field(signed(lead.difference), f"{lead.num_ahead} of {lead.num_seeds}") if lead else Field("")
 
 
 def _overview(grids: Sequence[Grid], results: Results) -> PageTable:
