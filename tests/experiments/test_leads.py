@@ -1,5 +1,7 @@
 """Who is ahead of whom, over the seeds that all of them have."""
 
+import json
+
 import pytest
 
 from exitflow.experiments.leads import AUTO_AND_THE_FOUR, CONTESTS, Contest, Lead, find_lead
@@ -17,7 +19,11 @@ def put_all(folder, seed, **accuracies):
 
 
 def lead(folder):
-    return find_lead(CONTEST, "cifar10", SETTING, Results(folder))
+    return lead_of(CONTEST, folder)
+
+
+def lead_of(contest, folder):
+    return find_lead(contest.cells("cifar10", SETTING), Results(folder), (9, 42))
 
 
 def test_a_lead_is_over_the_rival_that_is_best_in_the_mean(tmp_path):
@@ -43,15 +49,33 @@ def test_seeds_that_lack_any_of_them_do_not_count(tmp_path):
 def test_rivals_may_stand_in_another_table(tmp_path):
     put(tmp_path, TABLES["ours"].cell("cifar10", "auto", SETTING), 9, {SETTING: 1.0})
     put_all(tmp_path, 9, balanced_adj=0.75, equal_weight=0.25, serving_rate=0.5, flops_prop=0.5)
-    assert find_lead(AUTO_AND_THE_FOUR, "cifar10", SETTING, Results(tmp_path)) == Lead(1.0, 0.75, 1, 1)
+    assert lead_of(AUTO_AND_THE_FOUR, tmp_path) == Lead(1.0, 0.75, 1, 1)
 
 
-def test_a_setting_or_data_that_a_table_does_not_have_has_no_lead(tmp_path):
+def test_own_answers_are_compared_where_a_row_shows_them(tmp_path):
+    ours = TABLES["ours"]
+    path = tmp_path / ours.cell("cifar10", "auto", SETTING).training_name(9)
+    path.mkdir()
+    own = {"exit_accuracy": [0.1], "accuracy": {SETTING: 0.5}}
+    figures = {"exit_accuracy": [0.1], "accuracy": {SETTING: 0.75}, "own_answers": own}
+    (path / "result.json").write_text(json.dumps(figures))
+    assert lead_of(Contest("", "ours", "auto", ("auto + own answers",)), tmp_path) == Lead(0.75, 0.5, 1, 1)
+
+
+def test_nothing_is_compared_where_a_table_lacks_the_setting_or_the_data():
     (contest, *_) = (contest for contest in CONTESTS if contest.table == "table4")
-    assert not list(contest.cells("cifar10", "80-15-5"))
-    assert not list(contest.cells("cifar100", "60-30-10"))
-    assert len(list(contest.cells("cifar10", "60-30-10"))) == 3
-    assert find_lead(contest, "cifar10", "80-15-5", Results(tmp_path)) is None
+    assert contest.cells("cifar10", "80-15-5") == []
+    assert contest.cells("cifar100", "60-30-10") == []
+    assert len(contest.cells("cifar10", "60-30-10")) == 3
+    across = Contest("", "ours", "auto", ("equal-weight",), "table4")
+    assert across.cells("cifar10", "80-15-5") == []
+    assert len(across.cells("cifar10", "60-30-10")) == 2
+
+
+def test_nothing_is_compared_with_itself():
+    contest = Contest("", "table1", "serving-rate", ("equal-weight", "flops-prop"))
+    assert contest.cells("cifar10", "33-33-33") == []
+    assert len(contest.cells("cifar10", "45-35-20")) == 3
 
 
 @pytest.mark.parametrize("contest", CONTESTS, ids=lambda contest: contest.title)

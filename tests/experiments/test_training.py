@@ -306,7 +306,10 @@ def unfinished(path, *overrides: str) -> Run:
     return Run(path)
 
 
-@pytest.mark.parametrize("line", ["garbage", "[1]", "{}", '"x"'])
+WITHOUT_TIME = json.dumps(record_of(1, seconds="soon"))
+
+
+@pytest.mark.parametrize("line", ["garbage", "[1]", "{}", '"x"', WITHOUT_TIME])
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
     run = unfinished(tmp_path / "run")
     run.directory.records_file.write_text(line + "\n")

@@ -85,6 +85,7 @@ def test_the_difference_is_from_the_paper(tmp_path, put):
     assert Entry(None, 0, None).difference is None
     assert signed(-0.034) == "−3.4"
     assert signed(0.0134) == "+1.3"
+    assert signed(-0.0001) == signed(0.0) == "0.0"
 
 
 def test_ours_is_set_against_the_best_of_table_1_once_all_four_are_there(tmp_path, put):

@@ -6,7 +6,7 @@ highest mean over these seeds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -24,13 +24,23 @@ class Contest:
     rivals: tuple[str, ...]
     rivals_table: str = ""  # the same if not given
 
-    def cells(self, dataset: str, setting: str) -> Iterator[Cell]:
-        """The leader's first; none where a table has no such setting, or is about other data."""
+    def cells(self, dataset: str, setting: str) -> list[Cell]:
+        """The leader's first.
+
+        None where a table has no such setting or is about other data, or where a rival is trained just like the
+        leader: serving-rate is equal-weight where all exits serve the same.
+        """
         places = [(self.table, self.leader), *((self.rivals_table or self.table, rival) for rival in self.rivals)]
-        for name, label in places:
-            table = TABLES[name]
-            if dataset in table.datasets and setting in table.settings:
-                yield table.cell(dataset, label, setting)
+        tables = [TABLES[name] for name, _ in places]
+        if not all(dataset in table.datasets and setting in table.settings for table in tables):
+            return []
+        cells = [table.cell(dataset, label, setting) for table, (_, label) in zip(tables, places, strict=True)]
+        return cells if _can_differ(*cells) else []
+
+
+def _can_differ(leader: Cell, *rivals: Cell) -> bool:
+    own = (leader.training_name(0), leader.row.shows_own_answers)
+    return own not in [(rival.training_name(0), rival.row.shows_own_answers) for rival in rivals]
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ AUTO_AND_THE_FOUR = Contest("auto over the paper's four", "ours", "auto", _FOUR,
 
 
 def _strategies(prefix: str, table: str) -> Iterator[Contest]:
-    """The strategies that the paper proposes, before those it finds; and what it says of FLOPS Prop."""
+    """The two that the paper proposes against the two it compares with, and FLOPS Prop against the rest."""
     for name in ("serving-rate", "balanced-adj"):
         yield Contest(f"{prefix}: {name} over equal-weight and flops-prop", table, name, _BASELINES)
     others = tuple(name for name in _FOUR if name != "flops-prop")
@@ -77,13 +87,13 @@ CONTESTS = (
 )
 
 
-def find_lead(contest: Contest, dataset: str, setting: str, results: Results) -> Lead | None:
-    """None where no seed has all that are compared."""
-    cells = list(contest.cells(dataset, setting))
-    if len(cells) < 1 + len(contest.rivals):
-        return None
-    found = [[results.get(cell.training_name(seed)) for cell in cells] for seed in results.seeds()]
-    by_seed = [[result.accuracy(setting) for result in row if result] for row in found if all(row)]
+def find_lead(cells: Sequence[Cell], results: Results, seeds: Sequence[int]) -> Lead | None:
+    """Of the first of `cells` over the others, all of one setting; None where no seed has them all."""
+    by_seed = []
+    for seed in seeds:
+        found = [results.get(cell.training_name(seed), own_answers=cell.row.shows_own_answers) for cell in cells]
+        if all(found):
+            by_seed.append([result.accuracy(cells[0].setting) for result in found if result])
     if not by_seed:
         return None
     own, *others = (fmean(column) for column in zip(*by_seed, strict=True))

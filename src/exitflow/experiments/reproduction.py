@@ -222,7 +222,7 @@ def _do(reproduction: Reproduction, name: str, system: System, served_as: Mappin
         return
     started = time.perf_counter()
     folder = reproduction.results.folder
-    seconds_before = sum(record.get("seconds", 0.0) for record in TrainingFolder(folder / WORK / name).records)
+    seconds_before = sum(record.get("seconds") or 0.0 for record in TrainingFolder(folder / WORK / name).records)
     dataset = _dataset(system.data.name, reproduction.data_dir)
     run = resume_or_train(
         system,

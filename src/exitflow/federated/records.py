@@ -35,13 +35,14 @@ def _record(path: Path, number: int, line: bytes) -> Record:
 def _is_record(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("link_bytes"), dict):
         return False
-    weights, validation, work = value.get("exit_weights"), value.get("validation"), value.get("multiply_adds")
+    weights, validation = value.get("exit_weights"), value.get("validation")
+    work, seconds = value.get("multiply_adds"), value.get("seconds")
     return (
         type(value.get("round")) is int
         and isinstance(weights, list)
         and _numbers(weights)
         and _numbers(value["link_bytes"].values())
-        and (work is None or is_number(work))
+        and all(each is None or is_number(each) for each in (work, seconds))
         and (validation is None or _is_validation(validation))
     )
 

@@ -10,7 +10,7 @@ What stands between the marks is rewritten by `update`; `check` refuses a docume
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -21,7 +21,17 @@ from exitflow.experiments.leads import Lead
 from exitflow.experiments.results import Results
 from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, TABLES, published_gradient_variance
 from exitflow.files import write_atomically
-from exitflow.report.grids import MISSING, Entry, Grid, LeadGrid, lead_grid, signed, table_grid
+from exitflow.report.grids import (
+    LEAD_COLUMNS,
+    LEAD_NOTE,
+    MISSING,
+    Entry,
+    Grid,
+    LeadRow,
+    lead_rows,
+    signed,
+    table_grid,
+)
 from exitflow.report.origin import origin_sentence
 from exitflow.report.terminal import percent, spread
 
@@ -131,7 +141,7 @@ def render(name: str, results: Results) -> list[str]:
     if table == GRADIENT_VARIANCE:
         return _variance(dataset, results)
     if table == LEADS:
-        return _leads(lead_grid(dataset, results))
+        return _leads(lead_rows(dataset, results))
     return _grid(table_grid(TABLES[table], dataset, results))
 
 
@@ -151,17 +161,17 @@ def _grid(grid: Grid) -> list[str]:
     return ["", *_table(grid.columns, rows), "", " ".join(notes), ""]
 
 
-def _leads(grid: LeadGrid) -> list[str]:
-    if not grid.rows:
+def _leads(rows: Mapping[str, LeadRow]) -> list[str]:
+    if not rows:
         return ["", "No results yet.", ""]
-    rows = [[title, *map(_lead, leads)] for title, leads in grid.rows.items()]
-    note = f"{grid.note} In brackets: in how many of these it is ahead of all of them."
-    return ["", *_table(grid.columns, rows), "", note, ""]
+    cells = [[title, *map(_lead, leads)] for title, leads in rows.items()]
+    note = f"{LEAD_NOTE} In brackets: in how many of these it is ahead of all of them."
+    return ["", *_table(LEAD_COLUMNS, cells), "", note, ""]
 
 
-def _lead(lead: Lead | None) -> str:
-    """+2.0 (3 of 3); nothing where nothing is compared."""
-    return f"{signed(lead.difference)} ({lead.num_ahead} of {lead.num_seeds})" if lead else ""
+def _lead(lead: Lead | str) -> str:
+    """+2.0 (3 of 3)."""
+    return lead if isinstance(lead, str) else f"{signed(lead.difference)} ({lead.num_ahead} of {lead.num_seeds})"
 
 
 def _cell(grid: Grid, entry: Entry) -> str:

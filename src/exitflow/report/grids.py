@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exitflow.experiments.figures import Spread, TableFigures
@@ -140,36 +140,35 @@ def _summary(figures: TableFigures, dataset: str) -> dict[str, tuple[float | Non
     """Of `ours`: the best of the paper's four trainings, and how far ours is ahead, over the seeds that all have."""
     if figures.table.name != "ours":
         return {}
-    leads = [find_lead(AUTO_AND_THE_FOUR, dataset, setting, figures.results) for setting in figures.table.settings]
+    contests = [AUTO_AND_THE_FOUR.cells(dataset, setting) for setting in figures.table.settings]
+    leads = [find_lead(cells, figures.results, figures.seeds) for cells in contests]
     return {
         "best of Table 1": tuple(lead.best_rival if lead else None for lead in leads),
         "auto is ahead by": tuple(lead.difference if lead else None for lead in leads),
     }
 
 
-@dataclass(frozen=True)
-class LeadGrid:
-    """Every contest that has a result on one data set, setting by setting."""
-
-    columns: Sequence[str]  # the first one names the rows
-    rows: Mapping[str, tuple[Lead | None, ...]]
-
-    note = (
-        "How many points of accuracy as served the first is ahead of the best of the others, in the mean of the seeds "
-        "that all of them have."
-    )
+LeadRow = tuple[Lead | str, ...]  # for each setting, a lead, or MISSING, or nothing where nothing can be compared
+LEAD_COLUMNS = ("", *PAPER_SETTINGS)
+LEAD_NOTE = (
+    "How many points of accuracy as served the first is ahead of the best of the others, in the mean of the seeds "
+    "that all of them have."
+)
 
 
-def lead_grid(dataset: str, results: Results) -> LeadGrid:
-    """From results on disk."""
-    found = {
-        contest.title: tuple(find_lead(contest, dataset, setting, results) for setting in PAPER_SETTINGS)
-        for contest in CONTESTS
-    }
-    return LeadGrid(["", *PAPER_SETTINGS], {title: leads for title, leads in found.items() if any(leads)})
+def lead_rows(dataset: str, results: Results) -> dict[str, LeadRow]:
+    """Every contest that has a result on this data set, by its title."""
+    seeds = results.seeds()
+    rows: dict[str, LeadRow] = {}
+    for contest in CONTESTS:
+        cells = [contest.cells(dataset, setting) for setting in PAPER_SETTINGS]
+        leads = tuple((find_lead(each, results, seeds) or MISSING) if each else "" for each in cells)
+        if any(isinstance(lead, Lead) for lead in leads):
+            rows[contest.title] = leads
+    return rows
 
 
 def signed(difference: float) -> str:
     """0.0134 as +1.3."""
     text = f"{100 * difference:+.1f}"
-    return text.replace("-", MINUS)
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)

@@ -10,7 +10,17 @@ from exitflow.experiments.leads import Lead
 from exitflow.experiments.recorded_terms import recorded_terms
 from exitflow.experiments.results import Result, Results, TrainingFolder
 from exitflow.experiments.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
-from exitflow.report.grids import DATASET_TITLES, MISSING, Entry, Grid, lead_grid, signed, table_grid
+from exitflow.report.grids import (
+    DATASET_TITLES,
+    LEAD_COLUMNS,
+    LEAD_NOTE,
+    MISSING,
+    Entry,
+    Grid,
+    lead_rows,
+    signed,
+    table_grid,
+)
 from exitflow.report.origin import origin_facts
 from exitflow.report.page import Field, Page, PageTable, Section
 from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
@@ -50,24 +60,19 @@ def results_page(results: Results) -> Page:
 
 
 def _leads_section(results: Results) -> list[Section]:
+    note = f"{LEAD_NOTE} Below each: in how many of these it is ahead of all of them."
     tables = []
     for dataset in DATASETS:
-        grid = lead_grid(dataset, results)
-        rows = [(title, [_lead_field(lead) for lead in leads]) for title, leads in grid.rows.items()]
+        rows = [(title, [*map(_lead_field, leads)]) for title, leads in lead_rows(dataset, results).items()]
         if rows:
-            tables.append(
-                PageTable(
-                    DATASET_TITLES[dataset],
-                    grid.columns,
-                    rows,
-                    [f"{grid.note} Below each: in how many of these it is ahead of all of them."],
-                )
-            )
+            tables.append(PageTable(DATASET_TITLES[dataset], LEAD_COLUMNS, rows, [note]))
     return [Section("leads", "Who is ahead", tables=tables)] if tables else []
 
 
-def _lead_field(lead: Lead | None) -> Field:
-    return Field(signed(lead.difference), f"{lead.num_ahead} of {lead.num_seeds}") if lead else Field("")
+def _lead_field(lead: Lead | str) -> Field:
+    if isinstance(lead, str):
+        return Field(lead, missing=lead == MISSING)
+    return Field(signed(lead.difference), f"{lead.num_ahead} of {lead.num_seeds}")
 
 
 def _overview(grids: Sequence[Grid], results: Results) -> PageTable:
