@@ -1,6 +1,9 @@
 """Ports for programs that are started here."""
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,8 +29,39 @@ def test_no_port_is_one_that_an_outgoing_connection_may_get():
 
 
 def test_a_port_that_is_taken_is_not_given(monkeypatch):
-    taken, free = free_ports(2)
-    monkeypatch.setattr(ports, "_RANGE", [taken, free])
+    taken, free = _range_of(2, monkeypatch)
     with socket.create_server(("127.0.0.1", taken)):
-        for _ in range(10):
-            assert free_ports(1) == [free]
+        assert free_ports(2) == [free]
+
+
+def test_a_port_that_another_process_was_given_is_not_given_until_that_has_ended(monkeypatch):
+    first, second = _range_of(2, monkeypatch)
+    code = f"from exitflow import ports; ports._RANGE = [{first}]; print(ports.free_ports(1), flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as other:
+        assert other.stdout.readline() == f"[{first}]\n"
+        assert free_ports(2) == [second]
+        other.kill()
+    monkeypatch.setattr(ports, "_RANGE", [first])
+    assert free_ports(1) == [first]
+
+
+def test_so_many_ports_are_reserved_at_a_time(monkeypatch):
+    monkeypatch.setattr(ports, "_MOST_RESERVED", 3)
+    first, *others = _range_of(4, monkeypatch)
+    monkeypatch.setattr(ports, "_RANGE", [first])
+    assert free_ports(1) == [first]
+    assert free_ports(1) == []
+    monkeypatch.setattr(ports, "_RANGE", others)
+    assert sorted(free_ports(3)) == sorted(others)
+    monkeypatch.setattr(ports, "_RANGE", [first])
+    assert free_ports(1) == [first]
+
+
+def _range_of(count, monkeypatch):
+    """So many ports that are free, and from now on the only ones."""
+    found = free_ports(count)
+    while ports._reserved:
+        os.close(ports._reserved.popleft())
+    monkeypatch.setattr(ports, "_RANGE", found)
+    return found
