@@ -270,6 +270,7 @@ def test_our_own_trials_are_told_as_their_records_have_them():
     assert {name for name, _ in rows} == {path.name for path in folder.iterdir() if path.is_dir()}
     for name, text in rows:
         trial = TrainingFolder(folder / name)
+        assert not trial.system.data.dir, f"{name} names a directory of the machine it was trained on"
         check_records(trial)
         final = trial.records[-1]["validation"]
         exits, served = final["exit_accuracy"], [final["accuracy"]]
