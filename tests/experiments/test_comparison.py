@@ -5,7 +5,7 @@ import pytest
 
 from exitflow.errors import RunError
 from exitflow.experiments.comparison import Spread, compare, default_folder
-from exitflow.experiments.runs import evaluate
+from exitflow.experiments.runs import Run, evaluate
 from tests.small import image_dataset, tiny_system
 
 DATA = image_dataset(96)
@@ -24,6 +24,14 @@ def test_every_weighting_is_trained_with_every_seed(tmp_path):
     assert result.accuracy("serving-rate") == Spread(statistics.fmean(accuracies), statistics.stdev(accuracies))
     third = [evaluation.exit_accuracy[2] for evaluation in alone]
     assert result.exit_accuracy("serving-rate")[2].mean == pytest.approx(statistics.fmean(third))
+
+
+def test_weights_that_the_system_names_do_not_hide_the_weightings_that_are_compared(tmp_path):
+    compare(
+        tiny_system("training.exit_weights=[1,1,8]"), ["equal-weight", "serving-rate"], [1], out=tmp_path, dataset=DATA
+    )
+    found = [Run(tmp_path / f"{name}-seed-1").records[0]["exit_weights"] for name in ("equal-weight", "serving-rate")]
+    assert found == [pytest.approx([1 / 3] * 3), pytest.approx([0.8, 0.15, 0.05])]
 
 
 def test_runs_that_are_there_are_used_again(tmp_path):

@@ -129,5 +129,6 @@ def compare(
 
 def _variants(system: System, weightings: Sequence[str], methods: Sequence[str]) -> dict[str, System]:
     """What is to be trained; whatever a method cannot do with this system is said before anything is."""
-    weighted = {name: replace(system, training=replace(system.training, weighting=name)) for name in weightings}
+    trainings = {name: replace(system.training, weighting=name, exit_weights=()) for name in weightings}
+    weighted = {name: replace(system, training=training) for name, training in trainings.items()}
     return weighted | {name: apply_method(name, system) for name in methods}
