@@ -37,7 +37,8 @@ def with_setting(topology: Topology, setting: str) -> Topology:
     changed: dict[str, Node] = {}
     for exit, share in enumerate(shares, start=1):
         nodes = topology.with_exit(exit)
-        fraction = _serve_fraction(nodes, received, target=share * total, where=f"setting {setting!r}, exit {exit}")
+        where = f"setting {setting!r}, exit {exit}"
+        fraction = _serve_fraction(nodes, received, share * total, tolerance=1e-9 * total, where=where)
         for node in nodes:
             changed[node.name] = limited = _limit_transfer(node, received[node.name] * (1 - fraction))
             for parent, rate in node_rates(limited, received[node.name]).parents.items():
@@ -45,11 +46,12 @@ def with_setting(topology: Topology, setting: str) -> Topology:
     return Topology(tuple(changed[node.name] for node in topology.nodes))
 
 
-def _serve_fraction(nodes: tuple[Node, ...], received: dict[str, float], *, target: float, where: str) -> float:
+def _serve_fraction(
+    nodes: tuple[Node, ...], received: dict[str, float], target: float, *, tolerance: float, where: str
+) -> float:
     """f for the nodes that can forward, so that all `nodes` together serve `target` requests/s."""
     rooted = math.fsum(received[node.name] for node in nodes if not node.parents)
     free = math.fsum(received[node.name] for node in nodes if node.parents)
-    tolerance = 1e-9 * (target + rooted + free)
     if target > rooted + free + tolerance:
         raise ConfigError(f"{where}: cannot serve {target:g} requests/s, only {rooted + free:g} reach it")
     if target < rooted - tolerance:
