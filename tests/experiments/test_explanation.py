@@ -55,6 +55,7 @@ def test_each_weighting_is_explained_as_its_own_training(own, tmp_path):
         run = train(tiny_system(f"training.weighting={weighting}"), tmp_path / weighting, dataset=DATA)
         assert run.records[-1]["exit_weights"] == list(found.weights[weighting])
         assert TrainingFolder(run.path).profile["exit_samples"] == json["weightings"][weighting]["exit_samples"]
+        assert found.inputs[weighting].joint_exits == (weighting == "auto")
         bound = error_bound(found.inputs[weighting], np.array(found.weights[weighting]))
         assert json["weightings"][weighting]["bound"]["total"] == bound.total
     assert found.weights["serving-rate"] == pytest.approx((0.8, 0.15, 0.05))

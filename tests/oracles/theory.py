@@ -86,6 +86,31 @@ def sampling(given: Given, weights: Sequence[float]) -> float:
     return 4 * given.J**2 * total
 
 
+def joint_noise(given: Given, weights: Sequence[float]) -> float:
+    """What noise can add up to where a node takes the gradients of all its exits from one batch."""
+    total = 0.0
+    for i in range(len(given.S)):
+        aligned = 0.0
+        for e in range(len(weights)):
+            if given.p[i][e] > 0:
+                aligned += _alpha(given, weights, i, e) * math.sqrt(given.sigma2[i][e])
+        total += aligned**2
+    return total
+
+
+def joint_sampling(given: Given, weights: Sequence[float]) -> float:
+    """Likewise, where one draw decides for all exits of a node."""
+    total = 0.0
+    for i in range(len(given.S)):
+        aligned, absence = 0.0, 0.0
+        for e in range(len(weights)):
+            if given.p[i][e] > 0:
+                aligned += _alpha(given, weights, i, e) * math.sqrt(given.G[i][e])
+                absence = (1 - given.p[i][e]) / given.p[i][e]  # the same for all of them
+        total += absence * aligned**2
+    return 4 * given.J**2 * total
+
+
 def optimisation(given: Given, weights: Sequence[float]) -> float:
     kappa = given.L / given.mu
     gamma = max(8 * kappa, given.J) - 1

@@ -1,5 +1,7 @@
 """The terms of Theorem 1 against the paper's lines, and the weights that are best for each of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,6 +66,27 @@ def test_the_terms_by_hand():
     assert found.parts.drift == near(8 * 16 * 40)  # G^2 = max G_{i,e}, not its square
     assert found.parts.sampling == near(4 * 25 * (1 / 16) * 1 * 40)
     assert found.optimisation == near(0.1 * (2 * found.parts.total + 8 * 6))
+
+
+@given(inputs_and_weights(), st.sampled_from([0.3, 1.0]))
+def test_exits_that_are_trained_at_once_are_bounded_too(case, participation):
+    inputs, weights = case
+    drawn_together = np.where(inputs.probabilities > 0, participation, 0.0)
+    inputs = replace(inputs, probabilities=drawn_together, joint_exits=True)
+    found, paper = noise_parts(inputs, weights), literal(inputs)
+    assert found.noise >= theory.joint_noise(paper, weights) * (1 - 1e-12)
+    assert found.sampling >= theory.joint_sampling(paper, weights) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_noise_of_exits_that_are_alike_averages_out_only_where_each_has_its_own_batch(joint):
+    """One node with two exits of equal weight. From one batch their gradients are the same, and so is their mean."""
+    alike = {"gradient_variance": np.full((1, 2), 8.0), "gradient_bound": np.full((1, 2), 8.0)}
+    one_node = {"serve_share": np.full(2, 0.5), "samples": np.ones(1), "probabilities": np.full((1, 2), 0.5)}
+    inputs = paper_inputs(**alike, **one_node, pseudo_dimension=np.ones(2), num_steps=1, joint_exits=joint)
+    found = noise_parts(inputs, np.full(2, 0.5))
+    assert found.noise == near(8.0 if joint else 4.0)
+    assert found.sampling == near(4 * (8.0 if joint else 4.0))
 
 
 def test_the_optimisation_error_falls_as_one_over_the_steps():

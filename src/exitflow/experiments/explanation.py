@@ -35,7 +35,7 @@ class Explanation:
 
     @property
     def cheapest(self) -> str:
-        """The weighting with the lowest total, among equals the simplest."""
+        """The weighting with the lowest total, among equals the first in the table."""
         least = min(terms.total for terms in self.terms.values())
         return next(name for name, terms in self.terms.items() if terms.total <= least * (1 + 1e-9))
 

@@ -100,6 +100,7 @@ def _bound_inputs(
         first_rate=schedule(spec.warmup_rounds + 1, 0) / (1 - spec.momentum),
         last_rate=schedule(spec.rounds, num_steps - 1) / (1 - spec.momentum),
         server_learning_rate=spec.server_learning_rate,
+        joint_exits=spec.trains_all_exits,
     )
     given = None
     if spec.smoothness is not None and spec.strong_convexity is not None:

@@ -10,7 +10,14 @@
         + 8 (J - 1)^2 G^2                                                                        drift
         + 4 J^2 sum over (i,e) of alpha_{i,e}^2 (1 - p_{i,e}) / p_{i,e} G_{i,e}                  sampling
 
-where w is Lambda-tilde and alpha_{i,e} = eta_s w_e |S_i| / |S_{e,p}|. Two slips of the paper are mended here:
+where w is Lambda-tilde and alpha_{i,e} = eta_s w_e |S_i| / |S_{e,p}|.
+
+The theorem lets a node train one exit a round. Where it trains n_i of them in one pass, their gradients come from the
+same batch and the same draw, so that their noise adds up instead of averaging out: at worst to
+(sum_e alpha_{i,e} sigma_{i,e})^2 <= n_i sum_e alpha_{i,e}^2 sigma^2_{i,e}, and likewise in the sampling. So noise and
+sampling of such a node count n_i times, which holds for any gradients and is met where they are all alike.
+
+Two slips of the paper are mended here:
 G_{i,e} = sigma^2_{i,e} + (L diam W)^2 bounds the *squared* norm of a gradient, so G^2 := max G_{i,e} (the appendix
 calls that maximum G, and then squares it); and D is E||w^(1) - w*||^2, which is printed without norm and square.
 """
@@ -47,6 +54,7 @@ class BoundInputs:
     num_steps: int  # J
     server_learning_rate: float = 1.0  # eta_s
     uniform_constant: float = UNIFORM_CONSTANT  # C
+    joint_exits: bool = False  # a node trains all its exits at once, not one a round
 
     @property
     def trained(self) -> npt.NDArray[np.bool_]:
@@ -85,11 +93,19 @@ class BoundInputs:
         """kappa / (gamma + J T): what the optimisation error falls with."""
         return self.condition / (self.gamma + self.num_steps * self.num_rounds)
 
+    @property
+    def trained_at_once(self) -> FloatArray:
+        """(N, 1) n_i: the exits whose gradients a node takes from one batch."""
+        count: FloatArray = self.trained.sum(axis=1, keepdims=True).astype(np.float64)
+        return count if self.joint_exits else np.ones_like(count)
+
     @cached_property
     def noise_by_exit(self) -> FloatArray:
         """(E,) B's first part for weight 1 on an exit; it grows with the square of the weight."""
         variance = np.where(self.trained, self.gradient_variance, 0.0)
-        noise: FloatArray = self.server_learning_rate**2 * np.sum(self.sample_share**2 * variance, axis=0)
+        noise: FloatArray = self.server_learning_rate**2 * np.sum(
+            self.trained_at_once * self.sample_share**2 * variance, axis=0
+        )
         return noise
 
     @cached_property
@@ -97,7 +113,7 @@ class BoundInputs:
         """(E,) B's last part for weight 1 on an exit; it grows with the square of the weight."""
         absence = 1 / np.where(self.trained, self.probabilities, 1.0) - 1  # (1 - p) / p
         bound = np.where(self.trained, self.gradient_bound, 0.0)
-        by_exit: FloatArray = np.sum(self.sample_share**2 * absence * bound, axis=0)
+        by_exit: FloatArray = np.sum(self.trained_at_once * self.sample_share**2 * absence * bound, axis=0)
         return by_exit * (2 * self.num_steps * self.server_learning_rate) ** 2
 
 

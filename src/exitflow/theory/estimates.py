@@ -34,6 +34,7 @@ class Setup:
     first_rate: float  # the local learning rate at the first step after its warm-up, over 1 - momentum
     last_rate: float  # and at its last
     server_learning_rate: float = 1.0  # eta_s
+    joint_exits: bool = False  # a node trains all its exits at once
 
 
 def curvature_of_rates(first: float, last: float, num_steps: int) -> tuple[float, float]:
@@ -70,4 +71,5 @@ def estimated_inputs(measured: Measured, setup: Setup, curvature: tuple[float, f
         num_steps=setup.num_steps,
         server_learning_rate=setup.server_learning_rate,
         uniform_constant=1.0,
+        joint_exits=setup.joint_exits,
     )
