@@ -22,6 +22,12 @@ def random_outputs(num_exits: int, num_samples: int, *, seed: int = 0) -> ExitOu
     return ExitOutputs(logits, rng.integers(4, size=num_samples))
 
 
+@pytest.mark.parametrize("damage", [np.nan, np.inf])
+def test_what_is_not_finite_is_never_right(damage):
+    outputs = ExitOutputs(np.full((1, 2, 3), damage, dtype=np.float32), np.zeros(2, dtype=np.int64))
+    assert outputs.exit_accuracy.tolist() == [0.0]
+
+
 @pytest.mark.parametrize(("num_nodes", "kind"), [*((7, kind) for kind in CONFIDENCES), (17, "entropy")])
 @pytest.mark.parametrize("setting", PAPER_SETTINGS)
 def test_accuracy_equals_that_of_the_request_by_request_evaluation(kind, num_nodes, setting):

@@ -24,8 +24,9 @@ class ExitOutputs:
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
-        """(E, N) whether each exit is right."""
-        result: npt.NDArray[np.bool_] = self.logits.argmax(axis=2) == self.labels
+        """(E, N) whether each exit is right; what is not finite is no answer."""
+        answered = np.isfinite(self.logits).all(axis=2)
+        result: npt.NDArray[np.bool_] = answered & (self.logits.argmax(axis=2) == self.labels)
         return result
 
     @property
