@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, least_noise
+from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, steadiest
 from exitflow.theory.costs import calibrated_costs
 from tests.theory.cases import paper_inputs
 
@@ -68,8 +68,8 @@ def test_no_other_weighting_has_a_lower_calibrated_bound_than_bound_min(shares):
     assert total["bound-min"] <= min(total.values()) + 1e-12
 
 
-def first_term_of_b(weights, known):
-    """sum over (i, e) of alpha_{i,e}^2 v_e^2, alpha_{i,e} = Lambda-tilde_e |S_i| / |S_{e,p}|, loop by loop."""
+def variation(weights, known):
+    """What the authors minimise: sum over (i, e) of alpha_{i,e}^2 v_e^2, alpha_{i,e} = Lambda-tilde_e |S_i| / |S_{e,p}|, loop by loop."""
     total = 0.0
     for e in range(3):
         trained_by = [i for i in range(len(known.samples)) if known.probabilities[i, e] > 0]
@@ -79,11 +79,17 @@ def first_term_of_b(weights, known):
 
 
 @given(st.lists(st.floats(0.001, 1), min_size=3, max_size=3), st.sampled_from([0.0, 0.2]))
-def test_least_noise_minimises_the_first_term_of_the_bound(others, help_probability):
+def test_no_weights_vary_less_than_the_steadiest(others, help_probability):
     p = help_probability
     known = profile(probabilities=np.array([[1.0, 0, 0]] * 4 + [[p, 1 - p, 0]] * 2 + [[p, p, 1 - 2 * p]]))
-    best = first_term_of_b(least_noise(known), known)
-    assert best <= first_term_of_b(np.array(others) / sum(others), known) * (1 + 1e-12)
+    best = variation(steadiest(known), known)
+    assert best <= variation(np.array(others) / sum(others), known) * (1 + 1e-12)
+
+
+def test_exits_whose_gradients_do_not_vary_at_all_share_what_is_not_lambdas():
+    known = profile(gradient_variance=np.array([0.0, 1.0, 0.0]))
+    expected = (known.serve_share + np.array([0.5, 0.0, 0.5])) / 2
+    assert WEIGHTINGS["balanced-adj"](known, 1).tolist() == pytest.approx(expected.tolist())
 
 
 def test_samples_of_helping_nodes_count_for_the_exit():

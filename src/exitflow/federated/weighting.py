@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.theory.bound import BoundInputs
+from exitflow.theory.bound import BoundInputs, inverse_shares
 from exitflow.theory.costs import calibrated_costs, cheapest_weights
 
 FloatArray = npt.NDArray[np.float64]
@@ -57,8 +57,8 @@ def serving_rate(profile: ExitProfile, round: int) -> FloatArray:
 
 
 def balanced_adj(profile: ExitProfile, round: int) -> FloatArray:
-    """Halfway between Lambda, which has no bias error, and the weights with the least gradient noise (Sec. 3.4)."""
-    return (_normalised(profile.serve_share) + least_noise(profile)) / 2
+    """Halfway between Lambda, which has no bias error, and the exits whose gradients vary least (Sec. 3.4)."""
+    return (_normalised(profile.serve_share) + steadiest(profile)) / 2
 
 
 def bound_min(profile: ExitProfile, round: int) -> FloatArray:
@@ -99,12 +99,16 @@ def auto(profile: ExitProfile, round: int) -> FloatArray:
     return 0.9 * wanted + 0.1 * equal
 
 
-def least_noise(profile: ExitProfile) -> FloatArray:
-    """The minimiser of B's first term, the sum over (i, e) of (Lambda-tilde_e |S_i| / |S_{e,p}|)^2 v_e^2."""
+def steadiest(profile: ExitProfile) -> FloatArray:
+    """The minimiser of the sum over (i, e) of (Lambda-tilde_e |S_i| / |S_{e,p}|)^2 v_e^2, as the authors compute it.
+
+    B's first term with v_e^2 for sigma^2, though v_e, the figure of the paper's Table 3, is a variance already:
+    `theory.bound.least_noise` minimises the term itself.
+    """
     assert profile.gradient_variance is not None
     trained_by = profile.probabilities > 0  # (N, E)
     concentration = (profile.samples**2) @ trained_by / profile.exit_samples**2  # (E,) sum_i (|S_i| / |S_{e,p}|)^2
-    return _normalised(1 / (profile.gradient_variance**2 * concentration))
+    return inverse_shares(profile.gradient_variance**2 * concentration)
 
 
 def _normalised(weights: FloatArray) -> FloatArray:
