@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.runs import Run, evaluate
 from exitflow.experiments.training import resume, train
+from exitflow.federated.measuring import GradientTable
 from exitflow.federated.run_dir import RunDir
 from exitflow.federated.weighting import WEIGHTINGS
 from tests.small import TINY, image_dataset, record_of, tiny_system
@@ -81,14 +82,18 @@ def test_the_profile_of_bound_min_says_what_its_weights_cost(tmp_path):
     assert all(record["exit_weights"] == run.records[0]["exit_weights"] for record in run.records)
 
 
-def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
-    def stop(rounds: float) -> None:
-        if rounds > 1:
-            raise Stop
+def test_adaptive_weighs_exits_by_the_wrong_answers_of_the_last_validation_as_served(tmp_path):
+    first, second, third = train(tiny_system("training.weighting=adaptive"), tmp_path / "run", dataset=DATA).records
+    shares = np.array([0.8, 0.15, 0.05])
+    assert first["exit_weights"] == pytest.approx(shares.tolist())
+    assert second["exit_weights"] == first["exit_weights"]
+    wrong = shares * (1 - np.array(second["validation"]["served_accuracy"]))
+    assert third["exit_weights"] == pytest.approx((wrong / wrong.sum()).tolist())
+    assert third["exit_weights"] != pytest.approx(shares.tolist(), abs=0.01)
 
-    with pytest.raises(Stop):
-        train(tiny_system("training.weighting=bound-min"), tmp_path / "run", dataset=DATA, observer=stop)
-    file = tmp_path / "run" / "profile.json"
+
+def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
+    file = unfinished(tmp_path / "run", "training.weighting=bound-min").path / "profile.json"
     profile = json.loads(file.read_text())
     for device in range(4):
         profile["gradients"]["variance"][device][0] = 1e6  # exit 1 now looks too noisy for the 80 % that it serves
@@ -124,6 +129,10 @@ INTERRUPTED = {
     "momentum kept": ("training.momentum_between_rounds=keep",),
     "measured weighting": ("training.weighting=balanced-adj",),
     "minimised bound": ("training.weighting=bound-min", "training.help_probability=0.2"),
+    "validated weighting": ("training.weighting=adaptive", "training.evaluate_every=1"),
+    "all exits at once": ("training.weighting=auto", "training.momentum_between_rounds=keep"),
+    "an exit each step": ("training.local_exits=each-step", "federation.compression=int8"),
+    "what compression lost": ("federation.compression=top-k", "federation.top_k_fraction=0.2"),
 }
 
 
@@ -266,13 +275,7 @@ def test_a_directory_without_a_run_cannot_be_resumed(tmp_path):
 
 
 def test_an_unfinished_run_is_evaluated_where_it_stands(tmp_path):
-    def stop(rounds: float) -> None:
-        if rounds > 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        train(tiny_system(), tmp_path / "run", dataset=DATA, observer=stop)
-    assert Run(tmp_path / "run").state().round == 1
+    assert unfinished(tmp_path / "run").state().round == 1
     assert 0 <= evaluate(tmp_path / "run", dataset=DATA).accuracy <= 1
 
 
@@ -317,7 +320,10 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
         resume(run.path, dataset=DATA)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"gradient_variance": "x"}', '{"gradient_variance": [1]}'])
+ANOTHER_SHAPE = json.dumps({"gradients": {field.name: [[1.0]] for field in fields(GradientTable)}})
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"gradients": "x"}', '{"gradients": {}}', ANOTHER_SHAPE])
 def test_a_damaged_profile_is_named(tmp_path, text):
     run = unfinished(tmp_path / "run")
     (run.path / "profile.json").write_text(text)
@@ -354,6 +360,24 @@ def test_too_few_samples_for_an_exit_are_refused_before_anything_is_written(tmp_
     with pytest.raises(ConfigError, match="exit 1 has no data to train on"):
         train(tiny_system("data.layer_shares=[0.01, 1, 1]"), tmp_path / "run", dataset=DATA)
     assert not (tmp_path / "run").exists()
+
+
+ENDS_IN_ONE_PLACE = ("model.blocks=[1,1,1,1]", "model.strides=[1,2,2,2]", "model.exit_blocks=[1,2,4]")  # 1x1, of 8x8
+
+
+@pytest.mark.parametrize(("num_samples", "override"), [(96, "training.batch_size=1"), (9, "data.layer_shares=[4,4,1]")])
+def test_one_sample_at_a_time_is_refused_where_batch_norm_needs_two(tmp_path, num_samples, override):
+    system = tiny_system(*ENDS_IN_ONE_PLACE, override)
+    problem = r"training\.batch_size: node 'cloud-0', with \d+ samples, would train exit 3 on one at a time"
+    with pytest.raises(ConfigError, match=problem):
+        train(system, tmp_path / "run", dataset=image_dataset(num_samples))
+    assert not (tmp_path / "run").exists()
+
+
+def test_three_samples_are_too_few_to_measure_gradients(tmp_path):
+    system = tiny_system(*ENDS_IN_ONE_PLACE, "data.layer_shares=[12,12,3]", "training.weighting=balanced-adj")
+    with pytest.raises(TrainingError, match="exit 1: the nodes that train it have too few samples to measure"):
+        train(system, tmp_path / "run", dataset=image_dataset(27))
 
 
 def test_a_worker_that_dies_loses_no_finished_round(tmp_path):
@@ -413,9 +437,31 @@ def test_exits_answer_together_under_auto_or_when_told_to(tmp_path, overrides, t
 
 def test_answers_are_never_fitted_to_other_data_than_validation_data(tmp_path):
     run = train(tiny_system("training.weighting=auto"), tmp_path / "run", dataset=DATA)
-    lacking = replace(DATA, validation=DATA.validation[torch.arange(0)], partial=True)
+    lacking = without(DATA, "validation")
     with pytest.raises(DataError, match=r"whose exits answer together .* needs validation data, and there are none"):
         evaluate(run, dataset=lacking)
+
+
+def without(dataset, part):
+    return replace(dataset, **{part: getattr(dataset, part)[torch.arange(0)]}, partial=True)
+
+
+def test_a_training_without_validation_data_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(DataError, match=r"a training needs validation data, and there are none; .* validation\.npz"):
+        train(tiny_system("training.weighting=serving-rate"), tmp_path / "run", dataset=without(DATA, "validation"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_whose_validation_data_are_gone_is_not_gone_on_with(tmp_path):
+    run = unfinished(tmp_path / "run", "training.weighting=serving-rate")
+    with pytest.raises(DataError, match="a training needs validation data"):
+        resume(run.path, dataset=without(DATA, "validation"))
+
+
+def test_an_evaluation_without_test_data_is_one_sentence(tmp_path):
+    run = train(tiny_system("training.weighting=serving-rate"), tmp_path / "run", dataset=DATA)
+    with pytest.raises(DataError, match=r"an evaluation needs test data, and there are none; .* test\.npz"):
+        evaluate(run, dataset=without(DATA, "test"))
 
 
 def test_training_learns_digits(tmp_path):

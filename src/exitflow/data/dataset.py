@@ -7,6 +7,7 @@ moment it is used, in a few vectorised steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -94,11 +95,13 @@ class Dataset:
         """What thresholds are calibrated on: validation data, or training data where there are none."""
         return self.validation if len(self.validation) > 1 else self.train
 
-    def require_validation(self, why: str) -> Split:
-        """The validation data, or one sentence."""
-        if not len(self.validation):
-            raise DataError(f"data set {self.name!r}: {why} needs validation data, and there are none")
-        return self.validation
+    def require(self, part: Literal["validation", "test"], why: str) -> Split:
+        """These data, or one sentence."""
+        split: Split = getattr(self, part)
+        if not len(split):
+            advice = f"data of your own need the file {part}.npz"
+            raise DataError(f"data set {self.name!r}: {why} needs {part} data, and there are none; {advice}")
+        return split
 
 
 def split_off_validation(train: Split, count: int) -> tuple[Split, Split]:

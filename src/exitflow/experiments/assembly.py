@@ -84,6 +84,7 @@ class Assembly:
         """What the weighting may know, but for what has to be measured."""
         probabilities = probability_matrix(self.system.topology, self.samples, self.system.training)
         check_every_exit_is_trained(probabilities)
+        self._check_smallest_batches()
         return ExitProfile(
             serve_share=self.plan.exit_share,
             multiply_adds=np.array([float(cost.multiply_adds) for cost in self.costs]),
@@ -92,6 +93,20 @@ class Assembly:
             num_rounds=self.system.training.rounds,
             normalised_step=self.system.training.server_step == "coverage",
         )
+
+    def _check_smallest_batches(self) -> None:
+        """Refuse batches of one sample where batch norm, behind features of 1x1, would have one value a channel."""
+        for node in self.system.topology.nodes:
+            num_samples = self.samples[node.name]
+            if min(self.system.training.batch_size, num_samples) != 1:
+                continue
+            try:
+                with torch.no_grad():
+                    self.model.submodel(node.exit).train()(torch.zeros(1, *self.dataset.input_shape))
+            except ValueError as error:
+                what = f"node {node.name!r}, with {num_samples} samples, would train exit {node.exit} on one at a time"
+                problem = f"{what}, and this network needs at least two: {error}"
+                raise ConfigError(problem, key="training.batch_size") from None
 
     def measured_profile(self, table: GradientTable) -> ExitProfile:
         """The profile with what was measured of the gradients."""

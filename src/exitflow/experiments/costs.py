@@ -11,7 +11,7 @@ from typing import Any
 class TrainingCosts:
     """What a training took."""
 
-    bytes_sent: int  # over all links, down and up
+    bytes_sent: int  # over all links, down and up, before any compression of updates
     multiply_adds: int | None  # of the nodes' forward passes; None where the records are older than that count
 
     @staticmethod

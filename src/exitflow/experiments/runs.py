@@ -76,13 +76,14 @@ class Run:
 
     def own_outputs(self, dataset: Dataset, *, device: str = "cpu") -> ExitOutputs:
         """What each exit says to the test set by itself."""
-        return exit_outputs(self.model(dataset), dataset.test, dataset.preparation, device=device)
+        test = dataset.require("test", "an evaluation")
+        return exit_outputs(self.model(dataset), test, dataset.preparation, device=device)
 
     def blends(self, dataset: Dataset, *, device: str = "cpu") -> tuple[Blend, ...]:
         """How exits answer together; none where each answers by itself."""
         if not self.system.training.blends_answers:
             return ()
-        validation = dataset.require_validation("a run whose exits answer together (training.answers)")
+        validation = dataset.require("validation", "a run whose exits answer together (training.answers)")
         return fit_blends(exit_outputs(self.model(dataset), validation, dataset.preparation, device=device))
 
 

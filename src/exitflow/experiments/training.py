@@ -66,7 +66,7 @@ def train(
     if federation:
         from exitflow.experiments.federation import join, new_run_id  # needs Flower
 
-        dataset.require_validation("the server of a federation")  # else nobody knows what came out
+        dataset.require("validation", "the server of a federation")  # else nobody knows what came out
         run_id = new_run_id()
         with join(federation, system, run_id, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
@@ -76,6 +76,7 @@ def train(
             return Training(assembly, run_dir, device).run(
                 lambda state: nullcontext(session.backend(assembly)), observer
             )
+    dataset.require("validation", "a training")
     assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
     run_dir = RunDir.create(out, system.to_toml())
@@ -101,6 +102,7 @@ def resume(
         return run
     system = run.system
     dataset = dataset or dataset_of(system)
+    dataset.require("validation", "a training")
     if federation:
         from exitflow.experiments.federation import join  # needs Flower
 

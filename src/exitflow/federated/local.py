@@ -134,12 +134,12 @@ class LocalTrainer:
     def measure_gradients(self, state: ServerState, node: str, exit: int) -> GradientFigures:
         """How the gradient of the exit's loss varies from batch to batch (appendix of the paper), and how long it is.
 
-        For batches of `batch_size`; a node with too few samples for two of them measures smaller ones and scales.
-        NaN where a node has fewer than two samples.
+        For batches of `batch_size`; a node with too few samples for two of them measures smaller ones and scales, but
+        none of one sample, which batch norm cannot do. NaN where a node has fewer than four samples.
         """
         num_samples = len(self.data.indices[node])
-        size = min(self.spec.batch_size, num_samples // 2)
-        if size < 1:
+        size = min(max(self.spec.batch_size, 2), num_samples // 2)
+        if size < 2:
             return GradientFigures(math.nan, math.nan, math.nan, math.nan)
         place = self._workplace(exit)
         place.load(state)

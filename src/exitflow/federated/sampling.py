@@ -105,7 +105,10 @@ def _drawn_exit(row: FloatArray, uniform: float) -> _Draw:
 
 
 def _all_exits(row: FloatArray, uniform: float, joint_weights: FloatArray, as_sum: bool) -> _Draw:
-    """Those whose loss counts at all; where none does, the shallowest, whose update then counts for nothing."""
+    """Those whose loss counts at all; where none does, the shallowest.
+
+    The server weighs its update by 0 then, but for `sample-mean` and `node-mean`, which count nodes and no exits.
+    """
     counting = np.flatnonzero((row > 0) & (joint_weights > 0))
     if uniform >= row.max(initial=0.0):
         return (), (), 0.0

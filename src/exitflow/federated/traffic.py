@@ -15,7 +15,10 @@ from exitflow.topology.graph import Topology
 
 
 def link_bytes(topology: Topology, tasks: Sequence[Task], covered_bytes: Callable[..., int]) -> dict[str, int]:
-    """`child->parent`: bytes in each direction; what goes down, the covered slices, also comes back up."""
+    """`child->parent`: bytes in each direction; what goes down, the covered slices, also comes back up.
+
+    Before any compression of the updates.
+    """
     carried = {node.name: 0 for node in topology.nodes}
     for task in tasks:
         carried[task.node] += covered_bytes(*task.exits)

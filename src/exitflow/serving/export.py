@@ -48,9 +48,10 @@ def export_bundle(
     out = Path(out)
     check_place(out, replace=replace)
     dataset, model = trained.dataset, trained.model
-    reference = exit_outputs(model, dataset.test, dataset.preparation)
+    test = dataset.require("test", "a bundle")  # what it costs against PyTorch is told
+    reference = exit_outputs(model, test, dataset.preparation)
     if trained.blends_answers:
-        validation = dataset.require_validation("a bundle whose exits answer together (training.answers)")
+        validation = dataset.require("validation", "a bundle whose exits answer together (training.answers)")
         reference = blended(reference, fit_blends(exit_outputs(model, validation, dataset.preparation)))
     examples = _raw(dataset.held_out.inputs)
     segments = export_segments(model, examples, dataset.preparation)
