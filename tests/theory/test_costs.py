@@ -67,7 +67,8 @@ def test_a_deviation_that_could_be_anything_tells_no_exit_from_another():
 @st.composite
 def any_costs(draw):
     num_exits = draw(st.integers(1, 5))
-    share = np.array([draw(st.floats(0, 1)) for _ in range(num_exits)]) + 1e-3
+    share = np.array([draw(st.just(0.0) | st.floats(1e-3, 1)) for _ in range(num_exits)])
+    share[draw(st.integers(0, num_exits - 1))] += 1e-3  # somebody serves
     coefficient = st.just(0.0) | st.floats(1e-3, 10)
     columns = [np.array([draw(coefficient) for _ in range(num_exits)]) for _ in range(3)]
     return WeightCosts(share / share.sum(), columns[0], draw(coefficient), columns[1], columns[2])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exitflow.theory.bound import BoundInputs, FloatArray, deviation_by_exit, total_variation
+from exitflow.theory.bound import BoundInputs, FloatArray, deviation_by_exit, optimisation_error, total_variation
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,7 @@ def weight_costs(inputs: BoundInputs) -> WeightCosts:
 
 def fixed_error(inputs: BoundInputs) -> float:
     """What of the bound is the same for all weights: heterogeneity, drift, and the distance at the start."""
-    mu, drift = inputs.strong_convexity, 8 * (inputs.num_steps - 1) ** 2 * inputs.squared_gradient_bound
-    noise = 6 * inputs.smoothness * inputs.heterogeneity + drift
-    return inputs.decay * (2 * noise / mu + mu * (inputs.gamma + 1) / 2 * inputs.squared_distance)
+    return optimisation_error(inputs, np.zeros_like(inputs.serve_share))
 
 
 def calibrated_costs(inputs: BoundInputs) -> WeightCosts:
