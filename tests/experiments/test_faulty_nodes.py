@@ -12,10 +12,9 @@ from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.run_dir import RunDir
 from exitflow.federated.types import Missing
 from exitflow.seeds import derive
-from tests.experiments.test_training import Stop, same_weights
-from tests.small import image_dataset, tiny_system
+from tests.experiments.cut_off import DATA, Stop, same_weights, stop_at
+from tests.small import tiny_system
 
-DATA = image_dataset(96)
 SYSTEM = tiny_system(
     "federation.on_missing=reweight", "training.momentum_between_rounds=keep", "training.rounds=6", "training.seed=9"
 )
@@ -34,15 +33,10 @@ class OftenSilent(SerialBackend):
 
 def advance(path, *, until=99.0):
     """Train in `path`, from wherever it stands; `Stop` after so many rounds."""
-
-    def stop(rounds):
-        if rounds >= until:
-            raise Stop
-
     assembly = Assembly(SYSTEM, DATA)
     run_dir = RunDir(path) if path.exists() else RunDir.create(path, SYSTEM.to_toml())
     backend = OftenSilent(assembly.trainer(run_dir.node_states))
-    return Training(assembly, run_dir).run(lambda state: nullcontext(backend), stop)
+    return Training(assembly, run_dir).run(lambda state: nullcontext(backend), stop_at(until))
 
 
 def cut_off(path, *, after):
