@@ -4,6 +4,7 @@
     ├── ConfigError               a system file, preset, option or specification is not valid
     ├── DataError                 a data set is missing or damaged
     ├── RunError                  a run directory cannot be used as asked
+    │   └── BusyError             another process is training in it
     ├── TrainingError             training itself had to stop
     ├── BundleError               a bundle is missing, damaged, or not what is needed
     ├── ServingError              a node or a tree of nodes cannot be started, reached or used as asked
@@ -48,6 +49,10 @@ class DataError(ExitflowError):
 
 class RunError(ExitflowError):
     """A run directory does not hold what is needed, or holds something that must not be lost."""
+
+
+class BusyError(RunError):
+    """Another process is training this run."""
 
 
 class TrainingError(ExitflowError):

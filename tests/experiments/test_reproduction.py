@@ -24,6 +24,7 @@ from exitflow.experiments.reproduction import Reproduction
 from exitflow.experiments.results import Result, Results, read_json
 from exitflow.experiments.tables import Row, Table
 from exitflow.experiments.training import train
+from exitflow.federated.run_dir import RunDir
 from tests.command import call
 from tests.experiments import tiny_tables
 from tests.experiments.tiny_tables import DISTINCT, TABLE
@@ -107,7 +108,7 @@ def test_what_has_a_result_is_not_trained_again(done, monkeypatch):
     assert len(missing(folder, (9, 42))) == DISTINCT
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     monkeypatch.setattr(module, "ProcessPoolExecutor", None)  # nothing may be started
-    monkeypatch.setattr(module, "find_dataset", None)  # nor are data asked for
+    monkeypatch.setattr(module, "load_dataset", None)  # nor are data asked for
     result = call("reproduce", "tiny", "--out", folder, "--seeds", "9", "--datasets", "cifar10", "--json")
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     (table,) = json.loads(result.output)
@@ -159,8 +160,37 @@ def test_only_the_columns_that_are_asked_for_are_trained_and_printed(done, tmp_p
 def test_results_of_another_system_are_refused(done, monkeypatch):
     folder, _ = done
     tiny_tables.patch(monkeypatch.setattr, 5)
-    with pytest.raises(RunError, match=r"seed-9: is of another system .* delete it, or choose another --out"):
+    with pytest.raises(RunError, match=r"seed-9: is of another system .* delete it, or choose another folder"):
         missing(folder)
+    with pytest.raises(RunError, match="is of another system"):
+        missing(folder, (42,))  # none of which is there, but what is must not be mixed with it
+
+
+def test_a_result_that_does_not_know_a_setting_is_told_before_anything_is_trained(done, tmp_path):
+    shutil.copytree(done[0], tmp_path / "r")
+    path = next((tmp_path / "r").glob("*equal-weight*/result.json"))
+    found = read_json(path)
+    del found["accuracy"]["80-15-5"]
+    path.write_text(json.dumps(found))
+    with pytest.raises(RunError, match=r"result\.json: says nothing of the serving setting 80-15-5"):
+        missing(tmp_path / "r", (9, 42))
+
+
+def test_what_another_process_is_training_is_left_to_it(tmp_path):
+    jobs = missing(tmp_path)
+    busy = RunDir.create(tmp_path / ".work" / jobs[1].name, jobs[1].system.to_toml())
+    with busy.lock():
+        result = call("reproduce", "tiny", "--out", tmp_path, "--seeds", "9", "--datasets", "cifar10")
+    assert f"Left to another process that is training them: {jobs[1].name}." in result.stderr
+    assert [job.name for job in missing(tmp_path)] == [jobs[1].name]
+
+
+def test_what_cannot_be_used_of_a_training_is_told_with_a_way_out(tmp_path):
+    (job, *_) = missing(tmp_path)
+    (tmp_path / ".work" / job.name).mkdir(parents=True)
+    (tmp_path / ".work" / job.name / "notes.txt").write_text("not empty")
+    result = call("reproduce", "tiny", "--out", tmp_path, "--seeds", "9", "--datasets", "cifar10", code=2)
+    assert f"to begin this training anew, delete {tmp_path / '.work' / job.name}" in result.stderr
 
 
 def test_a_damaged_result_is_told_before_anything_is_trained(done, tmp_path):

@@ -11,8 +11,8 @@ from exitflow.cli import main
 from exitflow.errors import ConfigError, RunError, StaleFiguresError
 from exitflow.experiments.reproduction import Reproduction
 from exitflow.experiments.results import Result, Results, TrainingFolder, records_to_keep
+from exitflow.experiments.system import same_training
 from exitflow.experiments.tables import DATASETS, TABLES, distinct_trainings
-from exitflow.experiments.training import same_training
 from exitflow.report.documents import check, render, update
 from exitflow.report.grids import table_grid
 from exitflow.topology.settings import parse_setting

@@ -34,16 +34,18 @@ def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[
     from exitflow.report.build import build_report
 
     page, figures = build_report(results, out)
-    click.echo(f"{page}: written, and {figures} figures beside it.")
+    click.echo(f"{page}: written, and {figures} {'figure' if figures == 1 else 'figures'} beside it.")
 
 
 def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> None:
+    from exitflow.experiments.named_results import check_systems
     from exitflow.experiments.results import Results
     from exitflow.report import documents
 
     results = Results(folder)
     if not results.provenances():
         raise ConfigError(f"there are no results of `exitflow reproduce` in {folder!r}", key="RESULTS")
+    check_systems(results)
     for name in update:
         count = documents.update(Path(name), results)
         click.echo(f"{name}: {count} {'block' if count == 1 else 'blocks'} changed.")

@@ -53,9 +53,9 @@ def reproduce(
     """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
 
     TABLE is table1 to table6 (table3 is also called gradient-variance), ours, parts, peers, or all. Trainings that
-    several cells share run once; a run that was killed goes on where it stood. With --settings, tables that have none
-    of these columns are left out; table3 has no columns. Without --workers there is one for each core, or one in all
-    where --device is no cpu.
+    several cells share run once; a run that was killed goes on where it stood, and several processes may fill one
+    --out. With --settings, tables that have none of these columns are left out; table3 has no columns. Without
+    --workers there is one for each core, or one in all where --device is no cpu.
 
     \b
     Example:
@@ -80,10 +80,12 @@ def reproduce(
     if needed := {job.dataset for job in jobs} | {name for name, _ in unmeasured}:
         reproduction.check(sorted(needed))
     with progress_bar(len(jobs) + len(unmeasured), unit="trainings" if jobs else "measurements") as show:
-        reproduction.run(jobs, workers=workers or _default_workers(device), observer=show)
+        left = reproduction.run(jobs, workers=workers or _default_workers(device), observer=show)
         for done, (name, seed) in enumerate(unmeasured, start=len(jobs)):
             show(f"gradient variance, {name}, seed {seed}", done)
             reproduction.measure_gradient_variance(name, seed)
+    if left:
+        click.echo(f"Left to another process that is training them: {', '.join(left)}.", err=True)
     figures = [TableFigures(each, results, tuple(numbers)) for each in chosen]
     if as_json:
         tables = [each.to_json(names) for each in figures]

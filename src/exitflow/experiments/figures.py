@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class TableFigures:
         return asdict(found[0].costs) if found else None
 
     def to_json(self, datasets: Sequence[str] = DATASETS) -> dict[str, Any]:
-        """Everything, beside what the paper reports; accuracies as fractions, the paper's in %."""
+        """Everything, beside what the paper reports; accuracies are fractions."""
         cells = []
         for cell in self.table.cells(datasets):
             place = (cell.dataset, cell.row.label, cell.setting)
@@ -67,11 +67,15 @@ class TableFigures:
                     "setting": cell.setting,
                     "accuracy": asdict(measured) if measured else None,
                     "seeds": len(self.found(cell)),
-                    "paper": self.table.paper_figure(*place),
+                    "paper": _as_fractions(self.table.paper_figure(*place)),
                     "costs": self._costs_json(cell),
                 }
             )
         return {"table": self.table.name, "title": self.table.title, "seeds": list(self.seeds), "cells": cells}
+
+
+def _as_fractions(figure: Mapping[str, float] | None) -> dict[str, float] | None:
+    return figure and {name: value / 100 for name, value in figure.items()}  # type: ignore[return-value]
 
 
 def gradient_variance_json(results: Results, datasets: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:

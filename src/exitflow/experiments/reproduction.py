@@ -7,6 +7,7 @@ started them, however that ends.
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing as mp
 import os
@@ -27,11 +28,12 @@ from typing import Any
 import torch
 
 from exitflow.data.dataset import Dataset
-from exitflow.data.sources import find_dataset, load_dataset
-from exitflow.errors import ConfigError, RunError, TrainingError
+from exitflow.data.sources import load_dataset
+from exitflow.errors import BusyError, ConfigError, RunError, TrainingError
 from exitflow.evaluation.blending import blended
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.experiments.assembly import Assembly
+from exitflow.experiments.named_results import check_systems
 from exitflow.experiments.results import (
     OWN_ANSWERS,
     Results,
@@ -45,7 +47,7 @@ from exitflow.experiments.results import (
 from exitflow.experiments.runs import Run, evaluate
 from exitflow.experiments.system import System
 from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, system_for_variance
-from exitflow.experiments.training import resume_or_train, same_training
+from exitflow.experiments.training import resume_or_train
 from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.measuring import exit_means, measure_gradients
 from exitflow.files import write_atomically
@@ -67,17 +69,19 @@ class Reproduction:
     device: str = "cpu"
 
     def check(self, datasets: Sequence[str]) -> None:
-        """Refuse a device or data that are not there, before anything is begun."""
+        """Refuse a device, a folder or data that cannot be used, before anything is begun."""
         try:
             torch.ones(1, device=self.device).sum().item()
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             raise ConfigError(f"PyTorch cannot compute on {self.device!r} here: {reason}", key="--device") from None
         for name in datasets:
-            find_dataset(name, data_dir=self.data_dir)
+            load_dataset(name, data_dir=self.data_dir)
+        self._make_folder()
 
     def missing(self, tables: Sequence[Table], seeds: Sequence[int], datasets: Sequence[str]) -> list[Job]:
         """The distinct trainings without a result."""
+        check_systems(self.results, self.scale)
         jobs = distinct_trainings(tables, seeds, self.scale, datasets)
         return [job for job in jobs if not self._has_result(job)]
 
@@ -85,10 +89,8 @@ class Reproduction:
         found = self.results.get(job.name, own_answers=any(cell.row.shows_own_answers for cell in job.cells))
         if found is None:
             return False
-        if not same_training(found.system, job.system):
-            problem = f"is of another system than {self.scale} {job.name} is now; delete it, or choose another --out"
-            raise RunError(f"{found.folder}: {problem}")
-        found.figures  # noqa: B018 - damage is told now, not after hours of training
+        for cell in job.cells:  # damage is told now, not after hours of training
+            found.accuracy(cell.setting)
         return True
 
     def unmeasured(self, datasets: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
@@ -107,11 +109,13 @@ class Reproduction:
             self.results.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.results.folder}: cannot be written: {error.strerror}") from None
+        if not os.access(self.results.folder, os.W_OK):
+            raise RunError(f"{self.results.folder}: cannot be written: {os.strerror(errno.EACCES)}")
 
-    def run(self, jobs: Sequence[Job], *, workers: int, observer: Observer | None = None) -> None:
-        """Train and evaluate all of `jobs`."""
+    def run(self, jobs: Sequence[Job], *, workers: int, observer: Observer | None = None) -> list[str]:
+        """Train and evaluate all of `jobs`; the names of those that are left to another process, which is at them."""
         if not jobs:
-            return
+            return []
         self._make_folder()
         context = mp.get_context("spawn")
         reports: Reports = context.SimpleQueue()
@@ -120,7 +124,7 @@ class Reproduction:
         )
         try:
             running = {pool.submit(_do, self, job.name, job.system, job.served_as): job.name for job in jobs}
-            self._watch(running, reports, {job.name: self._fraction_done(job) for job in jobs}, observer)
+            left = self._watch(running, reports, {job.name: self._fraction_done(job) for job in jobs}, observer)
         except BrokenProcessPool:
             raise TrainingError("a training process was killed; run the same command again to go on") from None
         finally:
@@ -130,6 +134,7 @@ class Reproduction:
             reports.close()
         with suppress(OSError):
             (self.results.folder / WORK).rmdir()  # which holds nothing any more
+        return left
 
     def _fraction_done(self, job: Job) -> float:
         """How far an earlier attempt came."""
@@ -142,8 +147,9 @@ class Reproduction:
         reports: Reports,
         fractions: dict[str, float],
         observer: Observer | None,
-    ) -> None:
+    ) -> list[str]:
         waiting = set(running)
+        left = []
         active: set[str] = set()
         while waiting:
             if observer:
@@ -153,11 +159,16 @@ class Reproduction:
                 fractions[name] = fraction
                 active.add(name)
             for future in done:
-                _check_result(future, running[future])
-                fractions[running[future]] = 1.0
-                active.discard(running[future])
+                name = running[future]
+                try:
+                    _check_result(future, name, self.results.folder / WORK)
+                except BusyError:
+                    left.append(name)
+                fractions[name] = 1.0
+                active.discard(name)
         if observer:
             observer("done", sum(fractions.values()))
+        return left
 
     def measure_gradient_variance(self, dataset: str, seed: int) -> None:
         """The paper's Table 3, at this scale: before training, on the data of the equal partition."""
@@ -184,12 +195,16 @@ def _drain(reports: Reports) -> Iterator[tuple[str, float]]:
         yield reports.get()
 
 
-def _check_result(future: Future[None], name: str) -> None:
-    """An error of a training says which one it was."""
+def _check_result(future: Future[None], name: str, work: Path) -> None:
+    """An error of a training says which one it was, and how to begin it anew where what is there cannot be used."""
     try:
         future.result()
-    except (RunError, TrainingError) as error:
-        raise type(error)(f"{name}: {error}") from None
+    except BusyError:
+        raise
+    except RunError as error:
+        raise RunError(f"{name}: {error}; to begin this training anew, delete {work / name}") from None
+    except TrainingError as error:
+        raise TrainingError(f"{name}: {error}") from None
 
 
 _reports: Reports  # of a worker

@@ -120,8 +120,10 @@ class Result(TrainingFolder):
         """What the training took."""
         if counted := self.figures.get(COSTS):
             return TrainingCosts(counted["bytes_sent"], counted["multiply_adds"])
-        all_rounds = len(self.records) == self.system.training.rounds  # as in results of before they were counted
-        _expect(all_rounds, self.folder / "result.json", COSTS, "what all rounds took", None)
+        rounds = self.system.training.rounds  # all of which have records in results of before they were counted
+        if len(self.records) != rounds:
+            problem = f"has {len(self.records)} of {rounds} rounds, and without them what the training took is unknown"
+            raise RunError(f"{self.folder / 'rounds.jsonl'}: {problem}; restore it")
         return TrainingCosts.of(self.records)
 
 
@@ -228,6 +230,7 @@ def provenance() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit(),
         "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}",
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # which decide the last bits of a sum
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
@@ -123,3 +123,13 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
         located("training", decode, TrainingSpec, table.get("training", {})),
         located("federation", decode, FederationSpec, table.get("federation", {})),
     )
+
+
+def same_training(one: System, other: System) -> bool:
+    """Whether they train the same, wherever the data lie, and whether or not they say how exits answer."""
+    return _what_decides(one) == _what_decides(other)
+
+
+def _what_decides(system: System) -> System:
+    answers: Literal["blended", "own"] = "blended" if system.training.blends_answers else "own"
+    return replace(system, data=replace(system.data, dir=None), training=replace(system.training, answers=answers))

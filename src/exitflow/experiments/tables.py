@@ -27,7 +27,7 @@ IGNORE_SERVING_RATES = ("equal-weight", "flops-prop")
 
 # `small` is what two cores can carry; docs/results.md says why it is so. `tiny` has a narrower network and longer
 # rounds: half the time, and much less learned. `paper` is the paper's own set-up.
-_SCALES: dict[str, tuple[str, ...]] = {
+_SCALES: dict[Scale, tuple[str, ...]] = {
     "paper": (),
     "tiny": (
         "model.width=8",

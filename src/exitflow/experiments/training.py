@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.runs import Run, check_fit, with_weights
-from exitflow.experiments.system import System
+from exitflow.experiments.system import System, same_training
 from exitflow.federated.backends import Place, Status, open_backend
 from exitflow.federated.faults import Attendance
 from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
@@ -126,16 +126,6 @@ def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
     if not same_training(Run(path).system, system):
         raise RunError(f"{path}: holds a run of another system; choose another --out")
     return resume(path, **execution)
-
-
-def same_training(one: System, other: System) -> bool:
-    """Whether they train the same, wherever the data lie, and whether or not they say how exits answer."""
-    return _what_decides(one) == _what_decides(other)
-
-
-def _what_decides(system: System) -> System:
-    answers: Literal["blended", "own"] = "blended" if system.training.blends_answers else "own"
-    return replace(system, data=replace(system.data, dir=None), training=replace(system.training, answers=answers))
 
 
 def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | None:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exitflow.errors import RunError
+from exitflow.errors import BusyError, RunError
 from exitflow.federated.records import Record, read_records
 from exitflow.federated.types import ServerState
 from exitflow.files import is_leftover, write_atomically
@@ -93,7 +93,7 @@ class RunDir:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                raise RunError(f"{self.path}: another process is training this run") from None
+                raise BusyError(f"{self.path}: another process is training this run") from None
             yield
 
     def append(self, record: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from exitflow.errors import RunError
+from exitflow.experiments.named_results import check_systems
 from exitflow.experiments.results import Results, TrainingFolder
 from exitflow.report.page import Page, write_page
 from exitflow.report.results_page import results_page
@@ -28,6 +29,7 @@ def make_page(folder: Path) -> Page:
         return runs_page(folder, [TrainingFolder(folder)])
     results = Results(folder)
     if results.provenances() or (folder / ".work").is_dir():
+        check_systems(results)
         return results_page(results)
     runs = [TrainingFolder(path.parent) for path in sorted(folder.glob("*/spec.toml"))]
     if not runs:
