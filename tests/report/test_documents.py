@@ -171,6 +171,40 @@ def test_a_folder_without_results_wipes_no_table(document, results_folder, tmp_p
     assert document.read_bytes() == written
 
 
+def test_a_link_stays_a_link_and_a_file_keeps_its_mode(document, results_folder, tmp_path):
+    document.chmod(0o640)
+    link = tmp_path / "link.md"
+    link.symlink_to(document)
+    assert update(link, Results(results_folder)) == 3
+    assert link.is_symlink()
+    assert document.stat().st_mode & 0o777 == 0o640
+    assert check(document, Results(results_folder)) == 3
+
+
+def test_a_document_with_line_ends_of_windows_keeps_them(document, results_folder):
+    document.write_bytes(TEXT.replace("\n", "\r\n").encode())
+    assert update(document, Results(results_folder)) == 3
+    written = document.read_bytes()
+    assert written.count(b"\n") == written.count(b"\r\n") > 20
+    assert check(document, Results(results_folder)) == 3
+
+
+@pytest.mark.parametrize("fence", ["```", "~~~", "  ```", "````markdown\n```"])
+def test_an_example_in_a_fence_is_left_alone(document, results_folder, fence):
+    example = f"{fence}\n<!-- results:table1 cifar10 -->\nas it is\n<!-- end -->\n"
+    closing = fence.partition("markdown")[0]
+    document.write_text(f"{example}{closing}\n\n{TEXT}")
+    assert update(document, Results(results_folder)) == 3
+    assert document.read_text().startswith(example)
+
+
+def test_of_several_documents_none_is_written_where_one_cannot_be(document, results_folder, tmp_path):
+    (tmp_path / "plain.md").write_text("no tables here")
+    options = ["--update", str(document), "--update", str(tmp_path / "plain.md")]
+    assert CliRunner().invoke(main, ["report", str(results_folder), *options]).exit_code == 2
+    assert document.read_text() == TEXT
+
+
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\u2028\n"])
 def test_what_is_outside_of_the_blocks_stays_as_it_is(document, results_folder, ending):
     document.write_bytes(f"a\x0cb\r\nc\n{TEXT}\nlast{ending}".encode())

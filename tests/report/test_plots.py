@@ -101,6 +101,26 @@ def test_what_is_missing_leaves_a_gap(plot):
     assert [str(value) for value in line.get_ydata()] == ["50.0", "nan", "70.0"]
 
 
+def test_a_long_title_is_never_cut_off():
+    long = "Beyond the paper: what each part gives, CIFAR-100: weights of the exits, trained for 80-15-5"
+    figure = exits_plot("x", long, {"one": [Line(Series("auto", "auto", ()), [Spread(0.2, None)])]}).figure
+    figure.draw_without_rendering()
+    title = figure.get_suptitle()
+    assert title.replace("\n", " ") == long
+    assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
+
+
+def test_a_variant_has_the_same_dashes_whatever_is_drawn_beside_it():
+    own, ours = (Series(f"auto + {variant}", "auto", ()) for variant in ("own answers", "grid + coverage"))
+    values = [Spread(0.2, None), Spread(0.9, None)]
+    drawn = [
+        settings_plot("x", "t", ["a", "b"], {"p": [Line(each, values) for each in shown]})
+        for shown in ([ours], [own, ours])
+    ]
+    alone, beside = (plot.figure.axes[0].get_lines()[-1].get_linestyle() for plot in drawn)
+    assert alone == beside == ":"
+
+
 def test_panels_of_exits_share_a_scale():
     line = Line(Series("auto", "auto", ()), [Spread(0.2, None), Spread(0.9, None)])
     low = Line(Series("auto", "auto", ()), [Spread(0.1, None), Spread(0.2, None)])

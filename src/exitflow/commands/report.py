@@ -47,6 +47,8 @@ def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> 
         raise ConfigError(f"there are no results of `exitflow reproduce` in {folder!r}", key="RESULTS")
     check_systems(results)
     for name in update:
+        documents.check_marks(Path(name))  # of all, before any is written
+    for name in update:
         count = documents.update(Path(name), results)
         click.echo(f"{name}: {count} {'block' if count == 1 else 'blocks'} changed.")
     for name in check:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from exitflow.errors import RunError
+from exitflow.errors import RunError, TrainingError
 from exitflow.experiments.results import TrainingFolder
 from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.sampling import probability_matrix
@@ -24,11 +24,11 @@ def recorded_terms(training: TrainingFolder, weightings: Iterable[str]) -> dict[
         return {}
     try:
         profile = _measured_profile(training)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise RunError(f"{training.folder / 'profile.json'}: gradients: was not written by exitflow") from None
-    assert profile.bound is not None
-    costs, last = calibrated_costs(profile.bound), profile.num_rounds
-    return {name: costs.terms(WEIGHTINGS[name](profile, last)) for name in weightings}
+        assert profile.bound is not None
+        costs, last = calibrated_costs(profile.bound), profile.num_rounds
+        return {name: costs.terms(WEIGHTINGS[name](profile, last)) for name in weightings}
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, TrainingError):
+        raise RunError(f"{training.folder / 'profile.json'}: is not as exitflow writes it; restore it") from None
 
 
 def _measured_profile(training: TrainingFolder) -> ExitProfile:

@@ -38,6 +38,7 @@ from exitflow.report.terminal import percent, spread
 _LIKE_A_MARK = re.compile(r"<!--\s*results?\b(?=[^\w-])", re.IGNORECASE)
 _BEGIN = re.compile(r"<!--\s*results:\s*(.*?)\s*-->")
 _END = re.compile(r"<!--\s*end\s*-->")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 ORIGIN = "origin"
 LEADS = "leads"
 
@@ -56,12 +57,26 @@ def update(path: Path, results: Results) -> int:
     lines = _read(path)
     changed = 0
     for block in reversed(_blocks(path, lines)):
-        content = render(block.name, results)
+        content = _content(block, lines, results)
         changed += lines[block.first : block.last] != content
         lines[block.first : block.last] = content
     if changed:
-        write_atomically(path, "\n".join(lines).encode())
+        file = path.resolve()  # a link stays one
+        mode = file.stat().st_mode
+        write_atomically(file, "\n".join(lines).encode())
+        file.chmod(mode)
     return changed
+
+
+def check_marks(path: Path) -> None:
+    """Refuse a document that cannot be updated."""
+    _blocks(path, _read(path))
+
+
+def _content(block: Block, lines: Sequence[str], results: Results) -> list[str]:
+    """What the records say, with the line ends of the opening mark."""
+    end = "\r" if lines[block.first - 1].endswith("\r") else ""
+    return [line + end for line in render(block.name, results)]
 
 
 def check(path: Path, results: Results) -> int:
@@ -70,7 +85,9 @@ def check(path: Path, results: Results) -> int:
     blocks = _blocks(path, lines)
     for block in blocks:
         written = lines[block.first : block.last]
-        for number, (found, right) in enumerate(zip_longest(written, render(block.name, results)), start=block.first):
+        for number, (found, right) in enumerate(
+            zip_longest(written, _content(block, lines, results)), start=block.first
+        ):
             if found != right:
                 raise StaleFiguresError(
                     f"{path}, line {number + 1}: block {block.name!r} says {_quoted(found)}, the records say "
@@ -101,9 +118,10 @@ def _blocks(path: Path, lines: Sequence[str]) -> list[Block]:
 
 def _marked(path: Path, lines: Sequence[str]) -> Iterator[Block]:
     begun: Block | None = None
-    fenced = False
+    fence = ""  # that an example stands in
     for number, line in enumerate(lines):
-        fenced ^= line.startswith("```")
+        fence = _fence(line, fence)
+        fenced = bool(fence)
         begin = None if fenced else _BEGIN.fullmatch(line.strip())
         if begin and begun:
             raise ConfigError(f"line {begun.first}: block {begun.name!r} has no <!-- end -->", source=str(path))
@@ -118,6 +136,15 @@ def _marked(path: Path, lines: Sequence[str]) -> Iterator[Block]:
             begun = None
     if begun:
         raise ConfigError(f"line {begun.first}: block {begun.name!r} has no <!-- end -->", source=str(path))
+
+
+def _fence(line: str, open_fence: str) -> str:
+    """The code fence, of Markdown, that is open behind `line`."""
+    found = _FENCE.match(line)
+    if not open_fence:
+        return found[1] if found else ""
+    closes = found and found[1].startswith(open_fence) and not line[found.end() :].strip()
+    return "" if closes else open_fence
 
 
 def _parse(name: str, where: str) -> tuple[str, str]:

@@ -54,7 +54,8 @@ TERMS = (
     Colour("#d6e2ee", "#35598f"),
 )
 
-DASHES = ("--", ":", "-.")  # of the variants of a weighting; the plain one is solid
+# Of the variants of a weighting, the same in every figure; the plain one is solid.
+_DASHES = {"": "-", "grid + coverage": ":", "own answers": "--", "p=0.2": "--", "grid": "--", "blended": "--"}
 
 
 def colour_of(kind: str) -> Colour:
@@ -65,6 +66,11 @@ def colour_of(kind: str) -> Colour:
 def marker_of(kind: str) -> str:
     """Of its points."""
     return _look(kind)[1]
+
+
+def dashes_of(variant: str) -> str:
+    """Of the lines of a variant."""
+    return _DASHES.get(variant, "-.")
 
 
 def _look(kind: str) -> tuple[Colour, str]:

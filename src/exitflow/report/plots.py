@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from exitflow.experiments.figures import Spread
-from exitflow.report.palette import DASHES, INK, LINES, MUTED, PAPER, TERMS, all_colours, colour_of, marker_of
+from exitflow.report.palette import INK, LINES, MUTED, PAPER, TERMS, all_colours, colour_of, dashes_of, marker_of
 from exitflow.report.series import Curve, Series
 
 WIDTH = 5.2  # inches: two fit beside each other on a page, one on a phone
+TITLE_LETTERS = 54  # that surely fit on a line
 WEIGHT_LIMITS = (-4.0, 104.0)  # of weights in %, with room for the markers
 TERM_NAMES = ("generalisation", "bias", "noise", "sampling")
 
@@ -96,10 +98,11 @@ class Plot:
 @contextmanager
 def _figure(title: str, height: float, panels: int = 1, *, sharey: bool = False) -> Iterator[tuple[Figure, list[Axes]]]:
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        lines = textwrap.wrap(title, TITLE_LETTERS)
+        figure = Figure(figsize=(WIDTH, height + 0.18 * (len(lines) - 1)), layout="constrained")
         figure.get_layout_engine().set(h_pad=0.06, w_pad=0.06)  # type: ignore[union-attr, call-arg]
         axes = figure.subplots(panels, 1, sharex=True, sharey=sharey, squeeze=False)[:, 0]
-        figure.suptitle(title, x=0.012, ha="left", fontsize=10.5, fontweight="bold")
+        figure.suptitle("\n".join(lines), x=0.012, ha="left", fontsize=10.5, fontweight="bold")
         yield figure, list(axes)
 
 
@@ -112,7 +115,7 @@ class Line:
 
 
 def settings_plot(name: str, title: str, settings: Sequence[str], panels: Mapping[str, Sequence[Line]]) -> Plot:
-    """Accuracy as served over serving settings; all panels on one scale."""
+    """Accuracy as served over serving settings; every panel on a scale on which its lines can be told apart."""
     return _lines_plot(
         name, title, settings, panels, unit="accuracy as served, %", xlabel="requests answered by exits 1-2-3, %"
     )
@@ -122,14 +125,21 @@ def exits_plot(name: str, title: str, panels: Mapping[str, Sequence[Line]]) -> P
     """Accuracy of each exit on all samples; all panels on one scale."""
     num_exits = max(len(line.values) for lines in panels.values() for line in lines)
     places = [f"exit {exit}" for exit in range(1, num_exits + 1)]
-    return _lines_plot(name, title, places, panels, unit="accuracy, %")
+    return _lines_plot(name, title, places, panels, unit="accuracy, %", one_scale=True)
 
 
 def _lines_plot(
-    name: str, title: str, places: Sequence[str], panels: Mapping[str, Sequence[Line]], *, unit: str, xlabel: str = ""
+    name: str,
+    title: str,
+    places: Sequence[str],
+    panels: Mapping[str, Sequence[Line]],
+    *,
+    unit: str,
+    xlabel: str = "",
+    one_scale: bool = False,
 ) -> Plot:
     series = list({line.series.label: line.series for lines in panels.values() for line in lines}.values())
-    with _figure(title, _height(2.2, panels, series), len(panels), sharey=True) as (figure, all_axes):
+    with _figure(title, _height(2.2, panels, series), len(panels), sharey=one_scale) as (figure, all_axes):
         for axes, (panel, lines) in zip(all_axes, panels.items(), strict=True):
             _draw_lines(axes, lines, series)
             axes.set_title(panel)
@@ -159,7 +169,7 @@ def curves_plot(
             for each in series:
                 curve = curve_of(each)
                 spreads += curve.values
-                _draw_curve(axes, each, series, curve)
+                _draw_curve(axes, each, curve)
             axes.set_title(f"{panel}: {unit}")
             axes.margins(x=0.02)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -212,14 +222,14 @@ def _draw_lines(axes: Axes, lines: Sequence[Line], all_series: Sequence[Series])
         means = [100 * value.mean if value else np.nan for value in line.values]
         errors = [100 * value.std if value and value.std else np.nan for value in line.values]
         bars = None if np.isnan(errors).all() else errors
-        axes.errorbar(places, means, yerr=bars, capsize=2.5, elinewidth=1.1, **_look(line.series, all_series))
+        axes.errorbar(places, means, yerr=bars, capsize=2.5, elinewidth=1.1, **_look(line.series))
 
 
-def _draw_curve(axes: Axes, series: Series, others: Sequence[Series], curve: Curve) -> None:
+def _draw_curve(axes: Axes, series: Series, curve: Curve) -> None:
     """With a band for the standard deviation."""
     means = np.array([100 * value.mean for value in curve.values])
     sparse = max(1, len(curve.rounds) // 8)
-    axes.plot(curve.rounds, means, markevery=sparse, **_look(series, others))
+    axes.plot(curve.rounds, means, markevery=sparse, **_look(series))
     if curve.values and curve.values[0].std is not None:
         deviations = np.array([100 * (value.std or 0.0) for value in curve.values])
         axes.fill_between(
@@ -232,14 +242,13 @@ def _draw_curve(axes: Axes, series: Series, others: Sequence[Series], curve: Cur
         )
 
 
-def _look(series: Series, others: Sequence[Series]) -> dict[str, Any]:
-    variants = [each for each in dict.fromkeys(other.variant for other in others) if each]
-    dashes = DASHES[variants.index(series.variant) % len(DASHES)] if series.variant else "-"
-    return {"color": colour_of(series.kind).light, "marker": marker_of(series.kind), "linestyle": dashes}
+def _look(series: Series) -> dict[str, Any]:
+    colour, marker = colour_of(series.kind).light, marker_of(series.kind)
+    return {"color": colour, "marker": marker, "linestyle": dashes_of(series.variant)}
 
 
 def _legend(figure: Figure, series: Sequence[Series]) -> None:
-    handles = [Line2D([], [], label=each.label, **_look(each, series)) for each in series]
+    handles = [Line2D([], [], label=each.label, **_look(each)) for each in series]
     columns = _legend_columns(series)
     figure.legend(
         handles=handles, loc="outside lower left", ncols=columns, columnspacing=1.4, handlelength=2.6, fontsize=9

@@ -26,11 +26,16 @@ def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
         title = f"{system.name}: {len(runs)} runs"
     sections = [Section("accuracy", "Accuracy", tables=[_accuracy_table(series), *_unfinished(runs)])]
     if any(run.records for run in runs):
-        sections.append(Section("training", "Training", plots=_plots(series)))
+        sections.append(Section("training", "Training", plots=_plots(series, system)))
     terms = {each.label: each.error_terms for each in series if each.error_terms}
     if terms:
-        plot = error_terms_plot("error-terms", "What the weights cost by the error bound", terms)
-        sections.append(Section("error-terms", "The error bound", plots=[plot]))
+        plot = error_terms_plot("error-terms", f"{_where(system)}: what the weights cost by the error bound", terms)
+        text = (
+            "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated "
+            "so that no part exceeds the loss that can be lost. Of the trainings that measured gradients, which only "
+            "some weightings need; exitflow explain has all of them."
+        )
+        sections.append(Section("error-terms", "The error bound", text, plots=[plot]))
     lead = "Accuracy on validation data during training; `exitflow evaluate` gives it on test data."
     return Page(title, lead.replace("`", ""), _facts(folder, system, runs), sections)
 
@@ -79,12 +84,18 @@ def _unfinished(runs: Sequence[TrainingFolder]) -> list[PageTable]:
     return [PageTable("Not finished yet", ["run", "rounds done", "of"], rows)] if rows else []
 
 
-def _plots(series: Sequence[Series]) -> list[Plot]:
+def _where(system: System) -> str:
+    return f"{system.name}, {system.data.name}"
+
+
+def _plots(series: Sequence[Series], system: System) -> list[Plot]:
     exits = range(1, _num_exits(series) + 1)
     learned = {f"exit {exit}": (lambda each, exit=exit: each.exit_accuracy(exit)) for exit in exits}
     weights = {f"exit {exit}": (lambda each, exit=exit: each.exit_weight(exit)) for exit in exits}
     panels = {"as served": Series.accuracy, **learned}
     return [
-        curves_plot("learning", "Learning", "validation accuracy, %", panels, series),
-        curves_plot("weights", "Weights of the exits", "weight, %", weights, series, limits=WEIGHT_LIMITS),
+        curves_plot("learning", f"{_where(system)}: learning", "validation accuracy, %", panels, series),
+        curves_plot(
+            "weights", f"{_where(system)}: weights of the exits", "weight, %", weights, series, limits=WEIGHT_LIMITS
+        ),
     ]
