@@ -14,16 +14,11 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 ConfidenceKind = Literal["entropy", "max-softmax", "margin"]
-UNSURE = -1.0  # no kind of confidence falls below 0
 
 
 def confidence(logits: npt.ArrayLike, kind: str = "entropy") -> FloatArray:
-    """(N,) from (N, C) logits; higher is surer, and UNSURE where they are not finite."""
-    values = np.asarray(logits, dtype=np.float64)
-    finite = np.asarray(np.isfinite(values).all(axis=1))
-    if finite.all():
-        return CONFIDENCES[kind](values)
-    return np.where(finite, CONFIDENCES[kind](np.where(finite[:, None], values, 0.0)), UNSURE)
+    """(N,) from (N, C) logits; higher is surer."""
+    return CONFIDENCES[kind](np.asarray(logits, dtype=np.float64))
 
 
 def _negative_entropy(logits: FloatArray) -> FloatArray:

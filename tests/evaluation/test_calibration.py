@@ -40,6 +40,15 @@ def test_thresholds_alone_serve_what_was_planned(setting):
     assert shares_by_threshold(found, topology, cuts) == pytest.approx(expected, abs=2e-3)
 
 
+def test_samples_without_an_answer_leave_thresholds_that_are_numbers():
+    found = outputs()
+    found.logits[0, :50] = np.nan
+    devices = calibrate(found, paper_tree(7, "80-15-5"))["device-0"]
+    assert np.isfinite(devices.threshold)
+    assert np.isfinite(devices.confidences).all()
+    assert serves(confidence(found.logits[0]), devices.threshold).mean() == pytest.approx(0.8, abs=2e-3)
+
+
 def test_calibrated_on_all_samples_an_edge_would_answer_wrongly_many():
     """Why tiers are calibrated on what reaches them: with exits that agree, the easy ones are gone."""
     rng = np.random.default_rng(0)

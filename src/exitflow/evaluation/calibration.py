@@ -22,6 +22,7 @@ from exitflow.topology.rates import ServingPlan, serving_plan
 FloatArray = npt.NDArray[np.float64]
 
 GRID_SIZE = 201  # quantiles kept of what a node sees
+UNSURE = -1.0  # no kind of confidence falls below 0
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,18 @@ def calibrate(
 ) -> Mapping[str, NodeCalibration]:
     """The calibration of every node, from validation data."""
     plan = plan or serving_plan(topology)
-    ranks = [confidence(logits, confidence_kind) for logits in outputs.logits]
+    ranks = [_sorted_out(confidence(logits, confidence_kind)) for logits in outputs.logits]
     found = {}
     for node, received, served in follow_samples(ranks, topology, plan):
         values = ranks[node.exit - 1]
         fraction = plan.nodes[node.name].serve_fraction
         found[node.name] = NodeCalibration(fraction, _quantiles(values, received), _threshold(values, received, served))
     return {node.name: found[node.name] for node in topology.nodes}
+
+
+def _sorted_out(values: FloatArray) -> FloatArray:
+    """Below all others where an exit's logits, and so its confidence, are no numbers: a node would not answer that."""
+    return np.where(np.isnan(values), UNSURE, values)
 
 
 def _threshold(values: FloatArray, received: FloatArray, served: FloatArray) -> float | None:
