@@ -27,6 +27,11 @@ TITLE_LETTERS = 54  # that surely fit on a line
 WEIGHT_LIMITS = (-4.0, 104.0)  # of weights in %, with room for the markers
 TERM_NAMES = ("generalisation", "bias", "noise", "sampling")
 
+ERROR_TERMS_MEANING = (
+    "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated so that "
+    "no part exceeds the loss that can be lost."
+)
+
 _STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 9.5,

@@ -23,7 +23,16 @@ from exitflow.report.grids import (
 )
 from exitflow.report.origin import origin_facts
 from exitflow.report.page import Field, Page, PageTable, Section
-from exitflow.report.plots import WEIGHT_LIMITS, Line, Plot, curves_plot, error_terms_plot, exits_plot, settings_plot
+from exitflow.report.plots import (
+    ERROR_TERMS_MEANING,
+    WEIGHT_LIMITS,
+    Line,
+    Plot,
+    curves_plot,
+    error_terms_plot,
+    exits_plot,
+    settings_plot,
+)
 from exitflow.report.series import Series
 from exitflow.report.terminal import percent, spread
 from exitflow.topology.settings import parse_setting
@@ -257,9 +266,8 @@ def _error_section(results: Results) -> list[Section]:
             title = f"{DATASET_TITLES[dataset]}: what the weights cost by the error bound"
             plots.append(error_terms_plot(f"error-terms-{dataset}", title, terms))
     text = (
-        "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated so "
-        "that no part exceeds the loss that can be lost. From the gradients that the trainings of balanced-adj "
-        "measured before the first round, where each node trains its own exit; the trainings of auto measure none."
+        f"{ERROR_TERMS_MEANING} From the gradients that the trainings of balanced-adj measured before the first round, "
+        "where each node trains its own exit; the trainings of auto measure none."
     )
     return [Section("error-terms", "The error bound", text, plots=plots)] if plots else []
 

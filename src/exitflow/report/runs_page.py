@@ -10,7 +10,7 @@ from exitflow.experiments.results import TrainingFolder
 from exitflow.experiments.system import System, layers
 from exitflow.report.grids import MISSING
 from exitflow.report.page import Field, Page, PageTable, Section
-from exitflow.report.plots import WEIGHT_LIMITS, Plot, curves_plot, error_terms_plot
+from exitflow.report.plots import ERROR_TERMS_MEANING, WEIGHT_LIMITS, Plot, curves_plot, error_terms_plot
 from exitflow.report.series import Series, by_kind
 from exitflow.report.terminal import percent, spread
 from exitflow.topology.rates import serving_plan
@@ -31,9 +31,8 @@ def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
     if terms:
         plot = error_terms_plot("error-terms", f"{_where(system)}: what the weights cost by the error bound", terms)
         text = (
-            "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated "
-            "so that no part exceeds the loss that can be lost. Of the trainings that measured gradients, which only "
-            "some weightings need; exitflow explain has all of them."
+            f"{ERROR_TERMS_MEANING} Of the trainings that measured gradients, which only some weightings need; "
+            "exitflow explain has all of them."
         )
         sections.append(Section("error-terms", "The error bound", text, plots=[plot]))
     lead = "Accuracy on validation data during training; `exitflow evaluate` gives it on test data."
