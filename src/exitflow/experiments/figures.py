@@ -75,7 +75,7 @@ class TableFigures:
 
 
 def _as_fractions(figure: Mapping[str, float] | None) -> dict[str, float] | None:
-    return figure and {name: value / 100 for name, value in figure.items()}  # type: ignore[return-value]
+    return None if figure is None else {name: value / 100 for name, value in figure.items()}
 
 
 def gradient_variance_json(results: Results, datasets: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
