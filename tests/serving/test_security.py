@@ -4,6 +4,8 @@ import asyncio
 import shutil
 import ssl
 import stat
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -55,6 +57,15 @@ def test_certificates_are_private_and_never_overwritten(eager, certs):
     result = call("certs", eager.path, "--out", certs / "x", "--host", "clod=1.2.3.4")
     assert result.exit_code == 2
     assert "did you mean 'cloud'?" in result.stderr
+
+
+def test_making_certificates_needs_nothing_that_serves(eager, tmp_path):
+    absent = "import sys; sys.modules.update(dict.fromkeys(['grpc', 'onnxruntime', 'uvicorn', 'google.protobuf'])); "
+    program = f"{absent}from exitflow.cli import main; main(['certs', *sys.argv[1:]])"
+    arguments = [sys.executable, "-c", program, str(eager.path), "--out", str(tmp_path / "certs")]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "certs" / "cloud" / "node.pem").exists()
 
 
 @pytest.mark.parametrize("name", ["client", "x" * 65])

@@ -106,7 +106,9 @@ def _print_export(out: str, manifest: Manifest) -> None:
 @click.option("--listen", default="127.0.0.1:8001", show_default=True, metavar="HOST:PORT", help="gRPC.")
 @click.option("--http", metavar="HOST:PORT", help="REST, health and metrics.")
 @click.option("--clients", metavar="HOST:PORT", help="With --certs: gRPC for clients that have no certificate.")
-@click.option("--parent", "parents", multiple=True, metavar="NODE=HOST:PORT", help="Where a parent listens.")
+@click.option(
+    "--parent", "parents", multiple=True, metavar="NODE=HOST:PORT", help="Where a parent listens; repeatable."
+)
 @click.option("--certs", metavar="DIR", help="This node's directory made by exitflow certs: TLS, mutual between nodes.")
 @click.option("--token", metavar="TOKEN", envvar="EXITFLOW_TOKEN", help="Clients must send it; also $EXITFLOW_TOKEN.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
@@ -196,12 +198,18 @@ def _access(command: Any) -> Any:
     return command
 
 
+_DRIFT = (
+    "What changes half-way: only the harder half of the samples; only half of the devices, with twice the traffic; "
+    "all requests of a second in its first half."
+)
+
+
 @click.command(short_help="Send requests to a tree, and report.")
 @click.argument("targets", nargs=-1, required=True, metavar="BUNDLE|ADDRESS...")
 @click.option("--rate", "total_rate", type=float, metavar="R", help="Requests/s in all; as planned if not given.")
 @click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="N requests at once, instead of arrivals.")
 @click.option("--duration", type=float, default=10.0, show_default=True, metavar="S", help="Seconds.")
-@click.option("--drift", type=click.Choice(["difficulty", "traffic", "burst"]), help="What changes half-way.")
+@click.option("--drift", type=click.Choice(["difficulty", "traffic", "burst"]), help=_DRIFT)
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of arrivals and samples.")
 @click.option("--remote", is_flag=True, help="Allow addresses that are not of this machine.")
 @_set
@@ -343,7 +351,11 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
 @click.argument("bundle")
 @click.option("--out", required=True, metavar="DIR", help="The new directory; keep its ca-key.pem to yourself.")
 @click.option(
-    "--host", "hosts", multiple=True, metavar="NODE=HOST", help="A name or address under which NODE is called."
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NODE=HOST",
+    help="A name or address under which NODE is called; repeatable.",
 )
 @click.option("--days", type=click.IntRange(1, 3650), default=365, show_default=True, help="How long they are valid.")
 def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:

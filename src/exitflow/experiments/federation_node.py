@@ -56,7 +56,7 @@ class NodeTrainers:
         if self._node not in system.topology.by_name:
             raise ConfigError(f"the system of this run has no node {self._node!r}", key="nodes")
         if strangers := sorted(factories(system.model) - self._known_factories):
-            problem = f"{strangers[0]!r} is not in this node's own system.toml, so it is not called here"
+            problem = f"{strangers[0]!r} is not in this node's own system.toml, if it has one, so it is not called here"
             raise ConfigError(problem, key="model.factory")
         data = system.data
         if data.name == "digits" and self._data_dir is not None:

@@ -1,8 +1,8 @@
 """The neighbouring methods as changes of one system, so that all are trained and served by the same code.
 
 A method decides the model's family, what nodes train, and how the server adds it up. It leaves alone what a
-comparison has to keep equal: the hierarchy, the data, the rounds, the steps and the learning rates, and also the
-proximal term, which works with every method. Networks of another family get the widths at which every exit costs at
+comparison has to keep equal: the hierarchy, the data, the rounds, the steps and the nodes' learning rates, and also
+the proximal term, which works with every method. Networks of another family get the widths at which every exit costs at
 most what it does in the system's own.
 """
 

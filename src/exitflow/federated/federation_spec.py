@@ -16,10 +16,10 @@ class FederationSpec:
 
     deadline: float = 600.0  # seconds that a round waits for its nodes
     on_missing: Literal["strict", "skip", "reweight"] = "strict"  # when a node does not answer in time
-    norm_limit: float = 20.0  # an update that is so many times as long as its exit's usual ones is refused
+    norm_limit: float = 20.0  # an update whose elements are so many times as large as is usual is refused
     compression: CompressionKind = "none"  # of updates
-    top_k_fraction: float = 0.05  # of an update's elements that `top-k` sends
-    clip_norm: float | None = None  # C: no node moves the model further than this, in its update's norm
+    top_k_fraction: float = 0.05  # of each tensor's elements that `top-k` sends
+    clip_norm: float | None = None  # C: the longest that an update may be, before it is weighted
     noise_multiplier: float | None = None  # z: noise of z C (times the largest weight) on every sum of updates
     delta: float = 1e-5  # for which the privacy loss epsilon is reported
 

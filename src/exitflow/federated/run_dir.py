@@ -1,10 +1,12 @@
 """The directory of a run, in which nothing that was finished is ever lost.
 
     spec.toml              the system, resolved
+    profile.json           what the weighting knew
     rounds.jsonl           a record per round
     checkpoint.safetensors the global model after the last round that counts
     run-id                 under which the nodes of a federation keep their states
-    nodes/                 momentum of each node, where it is kept between rounds
+    nodes/, residuals/     momentum of each node, where it is kept between rounds; what compression lost
+    noise.secret           where updates are clipped: what their noise comes from
     model.safetensors      the trained model, once training has ended
 
 A round first gets its record, then its checkpoint. A run that is killed in between repeats the round: records that

@@ -8,7 +8,7 @@ from pathlib import Path
 from exitflow.certificates import MAX_COMMON_NAME, make_authority, make_identity
 from exitflow.errors import ServingError
 from exitflow.files import write_secret
-from exitflow.serving.security import CA, CERTIFICATE, KEY
+from exitflow.serving.certificate_files import CA, CERTIFICATE, KEY
 
 CA_KEY = "ca-key.pem"
 CLIENT = "client"

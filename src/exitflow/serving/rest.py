@@ -28,13 +28,14 @@ from exitflow.serving.addresses import bound_socket
 from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
 from exitflow.serving.batching import OverloadedError
 from exitflow.serving.bundle import MAX_SAMPLES
+from exitflow.serving.certificate_files import CERTIFICATE, KEY
 from exitflow.serving.description import model_config, model_metadata, problems, server_metadata, statistics, status
 from exitflow.serving.grpc_server import as_refusal, check_token, max_connections
 from exitflow.serving.metrics import prometheus_text
 from exitflow.serving.node import Node
 from exitflow.serving.openapi import description
 from exitflow.serving.requests import Tensor, check_model, check_output_parameters, understand
-from exitflow.serving.security import CERTIFICATE, KEY, Security
+from exitflow.serving.security import Security
 
 Code = grpc.StatusCode
 HTTP_STATUS = {

@@ -9,8 +9,7 @@ from pathlib import Path
 import grpc
 
 from exitflow.errors import ConfigError
-
-CA, CERTIFICATE, KEY = "ca.pem", "node.pem", "node-key.pem"
+from exitflow.serving.certificate_files import CA, CERTIFICATE, KEY
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ MAX_COUNT = 1_000_000  # nodes of a tier: a slip of the finger must not fill the
 def require_name(name: str) -> None:
     """Names become file names, so they are plain words."""
     valid = re.fullmatch(r"\w[\w.-]*", name) is not None and len(name.encode()) <= 100
-    require(valid, "name", f"must be letters, digits, '-', '_' and '.', 100 bytes at most, got {name!r}")
+    rule = "letters, digits, '-', '_' and '.', not beginning with '-' or '.', 100 bytes at most"
+    require(valid, "name", f"must be {rule}, got {name!r}")
 
 
 @dataclass(frozen=True, slots=True)

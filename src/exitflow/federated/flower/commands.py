@@ -1,4 +1,4 @@
-"""The command lines of Flower's programs, and its app: everything that we ask of Flower stands here.
+"""The command lines of Flower's programs that we start, and its app.
 
 TLS always, and a key for every node, on loopback too: there is one way in which a federation runs. The SuperLink
 leaves it to others to run the ServerApp (`--isolation process`); whoever trains does so with a SuperExec beside the
