@@ -14,7 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from exitflow.errors import ServingError
-from exitflow.serving.cluster import LocalCluster, running_tree
+from exitflow.serving.cluster import LocalCluster, _announcement, running_tree
+from exitflow.serving.load_report import _is_over
 from exitflow.serving.observe import _rates
 from tests.command import call
 from tests.serving.small import chain, make_bundle
@@ -91,6 +92,31 @@ def test_up_starts_all_load_finds_them_and_ctrl_c_leaves_nothing_behind(tmp_path
     assert process.returncode == 0
     wait_until_gone(bundle)
     assert running_tree(bundle.path) is None
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"pid": 1, "places": []}', '{"pid": "x"}'])
+def test_an_announcement_that_is_none_is_no_tree(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = _announcement(tmp_path / "b")
+    path.parent.mkdir(mode=0o700)
+    path.write_text(text)
+    assert running_tree(tmp_path / "b") is None
+
+
+def test_an_announcement_that_others_could_have_written_is_not_believed(tmp_path, monkeypatch):
+    """It says where the token goes."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    bundle = make_bundle(tmp_path / "b", chain())
+    path = _announcement(bundle.path)
+    path.parent.mkdir()
+    place = {"grpc": "127.0.0.1:1", "http": "127.0.0.1:2"}
+    path.write_text(json.dumps({"pid": os.getpid(), "places": {"device": place}}))
+    path.parent.chmod(0o700)
+    assert running_tree(bundle.path) is not None
+    path.parent.chmod(0o770)
+    assert running_tree(bundle.path) is None
+    with pytest.raises(ServingError, match="may be written by others; set \\$XDG_RUNTIME_DIR"):
+        LocalCluster(bundle).announced().__enter__()
 
 
 def test_nodes_end_when_whoever_started_them_is_killed(tmp_path):
@@ -305,3 +331,19 @@ def test_a_node_that_was_started_anew_while_it_was_watched_is_told():
     with pytest.raises(ServingError, match="node 'device' was started anew while it was watched"):
         _rates(before, after)
     assert _rates(before, after | {"started": 1.0, "arrived": 600})["arrived"] == 10.0
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "limit", "burst", "over"),
+    [
+        (6, 0.5, 1.0, False),  # a slow link may carry one at once: 0.5 * 10 s + 1
+        (8, 0.5, 1.0, True),
+        (150, 10.0, 50.0, False),  # five seconds' worth may go at once
+        (152, 10.0, 50.0, True),
+        (110, 10.0, None, False),  # no limit is kept, and one second's worth is let pass
+        (112, 10.0, None, True),
+        (10**6, None, None, False),
+    ],
+)
+def test_a_link_is_over_its_limit_only_beyond_its_burst(forwarded, limit, burst, over):
+    assert _is_over(forwarded, limit, burst, seconds=10.0) == over

@@ -205,3 +205,47 @@ def test_a_refused_neighbour_does_not_mix_up_what_is_forwarded(tmp_path):
             assert np.allclose(scores, softmax(samples.outputs.logits[2][:5]), atol=1e-5)
 
     asyncio.run(scenario())
+
+
+def test_what_does_not_fit_into_one_message_goes_in_several(eager, monkeypatch):
+    monkeypatch.setattr("exitflow.serving.forwarding.MAX_MESSAGE", 1000)
+    logits = eager.samples().outputs.logits
+
+    async def scenario():
+        async with (
+            running(eager, "cloud") as (_, cloud),
+            running(eager, "edge", {"cloud": cloud}, spec=replace(EAGER, forward="input")) as (_, middle),
+            running(eager, "device", {"edge": middle}, spec=EAGER) as (device, _),
+        ):
+            sizes = []
+            link = device.links["edge"]
+            infer = link.infer
+            monkeypatch.setattr(
+                link, "infer", lambda request, timeout: sizes.append(request) or infer(request, timeout)
+            )
+            answers = await ask(device, eager, 64)
+            assert answers.nodes == ["cloud"] * 64
+            assert (answers.scores.argmax(axis=1) == logits[2][:64].argmax(axis=1)).all()
+            assert sum(request.inputs[0].shape[0] for request in sizes) == 64
+            assert max(request.ByteSize() for request in sizes) <= 1000
+
+    asyncio.run(scenario())
+
+
+def test_a_device_that_asks_rarely_finds_the_tokens_of_the_time_between(tmp_path):
+    """Of all but the moment in which the connection came about."""
+    bundle = make_bundle(tmp_path / "b", chain(limits=(10.0, 5.0)))
+
+    async def scenario():
+        async with (
+            fake_parent(FakeParent(NUM_CLASSES)) as address,
+            running(bundle, "device", {"edge": address}, spec=EAGER) as (node, _),
+        ):
+            bucket = node.control._buckets["edge"]
+            bucket._tokens = 1.0
+            for _ in range(2):
+                node.control.threshold = node.control._hard = float("inf")
+                assert (await ask(node, bundle)).nodes == ["parent"]
+                await asyncio.sleep(0.5)
+
+    asyncio.run(scenario())

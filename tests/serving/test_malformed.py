@@ -344,6 +344,9 @@ def test_json_that_would_hold_the_node_up_is_refused(bundle, tree):
     head = '{"inputs": [{"name": "input", "datatype": "UINT8", "shape": [1, 1, 4, 4], "data": ['
     status, _, text = http(place, "POST", path, head + ",".join(["[]"] * 300) + "]}]}")
     assert (status, "more lists than the shape" in text) == (400, True)
+    dimensions = json.dumps({"inputs": [TENSOR | {"shape": [2**31 - 1] * 2000}]})
+    status, _, text = http(place, "POST", path, dimensions)
+    assert (status, "'shape' must be a list of whole numbers, 16 at most" in text) == (400, True)
     status, _, text = http(place, "POST", path, head + ",".join(["[]"] * 300_000) + "]}]}")
     assert (status, "the JSON of a request has at most" in text) == (413, True)
 

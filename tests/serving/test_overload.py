@@ -3,20 +3,22 @@
 import asyncio
 import json
 import re
+import threading
+import time
 from collections import Counter
 
 import grpc
 import pytest
 
 from exitflow.serving.batching import OverloadedError
+from exitflow.serving.http_server import start_rest
 from exitflow.serving.messages import SERVICE, ModelInferResponse
 from exitflow.serving.node import ExpiredError, Node
-from exitflow.serving.rest import start_rest
 from exitflow.serving.security import Security
 from exitflow.serving.spec import ServingSpec
 from tests.serving.asking import message
-from tests.serving.inprocess import EAGER, PATIENT, FakeParent, ask, fake_parent, http, running
-from tests.serving.small import INPUT_SHAPE, NUM_CLASSES
+from tests.serving.inprocess import EAGER, PATIENT, FakeParent, ask, fake_parent, http, running, until
+from tests.serving.small import INPUT_SHAPE, NUM_CLASSES, chain, make_bundle
 
 
 def test_a_crowd_that_comes_at_once_is_answered_or_refused_and_never_cancelled(eager):
@@ -150,5 +152,109 @@ def test_bodies_that_are_too_large_too_many_or_never_end_hold_no_memory(eager, m
             assert b"did not come within 0.1 s" in await reader.read(1000)
             opened[-1].close()
             await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_connections_on_which_no_request_comes_are_closed_and_the_others_kept(eager, monkeypatch):
+    monkeypatch.setattr("exitflow.serving.http_server.HEADER_SECONDS", 0.3)
+
+    async def dribble(port, *parts):
+        """What the node says to a request that comes bit by bit."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for part in parts:
+            if not reader.at_eof():
+                writer.write(part)
+                await asyncio.sleep(0.15)
+        try:
+            return await asyncio.wait_for(reader.read(), PATIENT)
+        except ConnectionError:  # it was closed while more was on its way
+            return b""
+        finally:
+            writer.close()
+
+    async def scenario():
+        async with running(eager, "cloud") as (node, _):
+            server = await start_rest(node, "127.0.0.1:0", Security())
+            head = b"GET /healthz HTTP/1.1\r\n"
+            silent, begun, again, whole = await asyncio.gather(
+                dribble(server.port),
+                dribble(server.port, head, *[b"X: 1\r\n"] * 6),
+                dribble(server.port, head + b"Host: x\r\n\r\n", head),
+                dribble(server.port, head + b"Host: x\r\nConnection: close\r\n\r\n"),
+            )
+            assert silent == begun == b""
+            assert again.count(b"200 OK") == whole.count(b"200 OK") == 1
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_takes_its_time_to_compute_is_still_answered_over_http(eager, monkeypatch):
+    monkeypatch.setattr("exitflow.serving.http_server.HEADER_SECONDS", 0.2)
+
+    async def scenario():
+        async with (
+            fake_parent(FakeParent(NUM_CLASSES, delay=0.8)) as address,
+            running(eager, "device", {"edge": address}, spec=EAGER) as (node, _),
+        ):
+            server = await start_rest(node, "127.0.0.1:0", Security())
+            tensor = {"name": "input", "datatype": "UINT8", "shape": [1, *INPUT_SHAPE], "data": [0] * 16}
+            path = f"/v2/models/{eager.manifest.name}/infer"
+            body = json.dumps({"inputs": [tensor]})
+            status, _, text = await asyncio.to_thread(http, f"127.0.0.1:{server.port}", "POST", path, body)
+            assert (status, json.loads(text)["outputs"][2]["data"]) == (200, ["parent"])
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_has_gone_takes_no_tokens(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain(limits=(20.0, 5.0)))
+
+    async def scenario():
+        async with (
+            fake_parent(FakeParent(NUM_CLASSES)) as address,
+            running(bundle, "device", {"edge": address}, spec=EAGER) as (node, _),
+        ):
+            compute = node._batcher._compute
+            computing = threading.Event()
+
+            def slowly(jobs):
+                computing.set()
+                time.sleep(0.3)
+                return compute(jobs)
+
+            node._batcher._compute = slowly
+            bucket = node.control._buckets["edge"]
+            bucket._tokens = before = bucket.burst
+            asked = [asyncio.create_task(ask(node, bundle, 100)) for _ in range(2)]  # two, so that a thread computes
+            await asyncio.to_thread(computing.wait, PATIENT)
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            await until(lambda: node._batcher.idle)
+            assert bucket._tokens == before
+            assert (node.counts.served, node.counts.out_of_tokens) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_who_has_no_time_left_for_a_parent_gives_the_token_back(tmp_path, monkeypatch):
+    bundle = make_bundle(tmp_path / "b", chain(limits=(20.0, 5.0)))
+    monkeypatch.setattr("exitflow.serving.node.LEAST_TIME", PATIENT)
+
+    async def scenario():
+        async with (
+            fake_parent(FakeParent(NUM_CLASSES)) as address,
+            running(bundle, "device", {"edge": address}, spec=EAGER) as (node, _),
+        ):
+            bucket = node.control._buckets["edge"]
+            bucket.rate, bucket._tokens = 1e-9, bucket.burst
+            node.control.threshold = node.control._hard = float("inf")
+            answers = await ask(node, bundle, 4, deadline=node.now + PATIENT / 2)
+            assert answers.nodes == ["device"] * 4
+            assert node.counts.fallbacks == {"deadline": 4}
+            assert bucket._tokens == bucket.burst
 
     asyncio.run(scenario())

@@ -216,3 +216,21 @@ def test_the_arrival_rate_follows():
         rate.add(1, step * 0.1)
     assert rate.value(300.0) == pytest.approx(10, rel=0.05)
     assert rate.value(305.0) == pytest.approx(10 / math.e, rel=0.05)  # and nothing came since
+
+
+def test_looking_at_a_bucket_does_not_fill_it():
+    bucket = TokenBucket(10.0, 10.0, now=0.0)
+    assert bucket.look(0.5) == 5.0
+    bucket.pass_time(0.5, earning=False)
+    assert bucket.tokens(0.5) == 0.0
+
+
+def test_a_token_that_is_given_back_is_there_again_and_never_more_than_the_burst():
+    bucket = TokenBucket(10.0, 10.0, now=0.0)
+    bucket.tokens(0.4)
+    assert bucket.take(0.4, 2)
+    bucket.give_back()
+    assert bucket.tokens(0.4) == 3.0
+    bucket.tokens(100.0)
+    bucket.give_back()
+    assert bucket.tokens(100.0) == bucket.burst

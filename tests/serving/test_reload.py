@@ -9,7 +9,8 @@ import pytest
 
 from exitflow.errors import BundleError
 from exitflow.serving.requests import check_model
-from tests.serving.inprocess import ALL_UP, ask, running
+from exitflow.topology.graph import Link, Node, Topology
+from tests.serving.inprocess import ALL_UP, EAGER, ask, running
 from tests.serving.small import make_bundle
 
 
@@ -83,5 +84,47 @@ def test_a_bundle_that_cannot_be_served_is_refused_before_anything_changes(tmp_p
             assert (await ask(node, bundle)).nodes == ["cloud"]
             path.write_text(good + " ")
             assert (await node.reload()).hash != bundle.hash
+
+    asyncio.run(scenario())
+
+
+def _tree(*devices):
+    children = (Node(name, 1, 100.0, (Link("edge"),)) for name in devices)
+    return Topology((*children, Node("edge", 2, 0.0, (Link("cloud"),)), Node("cloud", 3)))
+
+
+def test_a_child_that_the_new_bundle_has_no_more_is_still_answered_with_the_old_one(tmp_path):
+    old = make_bundle(tmp_path / "b", _tree("camera", "door"))
+    make_bundle(tmp_path / "new", _tree("camera"), seed=1)
+
+    async def scenario():
+        async with (
+            running(old, "edge") as (edge, place),
+            running(old, "door", {"edge": place}, spec=EAGER) as (door, _),
+        ):
+            inputs = old.samples().inputs[:1]
+            shutil.rmtree(tmp_path / "b")
+            shutil.copytree(tmp_path / "new", tmp_path / "b")
+            await edge.reload()
+            assert (await door.infer(door.current, inputs)).nodes == ["edge"]
+            assert door.links["edge"].counts.failures == {}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("device", "name"), [("camera", "small"), ("sensor", "small"), ("camera", "renamed")])
+def test_the_link_to_a_parent_with_another_bundle_is_cut_at_once_whatever_it_holds(tmp_path, device, name):
+    bundle = make_bundle(tmp_path / "b", _tree("camera"))
+    other = make_bundle(tmp_path / "other", _tree(device), seed=1, name=name)
+
+    async def scenario():
+        async with (
+            running(other, "edge") as (_, place),
+            running(bundle, "camera", {"edge": place}, spec=EAGER) as (node, _),
+        ):
+            for _ in range(3):
+                assert (await ask(node, bundle)).nodes == ["camera"]
+            counts = node.links["edge"].counts
+            assert (dict(counts.failures), counts.opened) == ({"version": 1}, 1)
 
     asyncio.run(scenario())

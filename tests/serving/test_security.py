@@ -80,7 +80,7 @@ def test_a_node_may_have_a_name_that_no_host_can_have(tmp_path):
     assert (tmp_path / "certs" / "büro" / "node.pem").exists()
 
 
-@pytest.mark.parametrize("token", ["", "abc\n", "schlüssel"])
+@pytest.mark.parametrize("token", ["", "abc\n", "schlüssel", "abc ", " abc"])
 def test_a_token_that_fits_into_no_header_is_refused_at_the_start(eager, token):
     result = call("serve", eager.path, "--node", "cloud", "--token", token)
     assert (result.exit_code, "--token: must be printable ASCII" in result.stderr) == (2, True)

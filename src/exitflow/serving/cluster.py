@@ -8,6 +8,7 @@ import json
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -139,6 +140,9 @@ class LocalCluster:
         """While it runs, `running_tree` finds it."""
         path = _announcement(self.bundle.path)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(path.parent):
+            problem = "may be written by others; set $XDG_RUNTIME_DIR to a directory of your own"
+            raise ServingError(f"{path.parent}: {problem}")
         places = {name: asdict(place) for name, place in self.places.items()}
         write_atomically(path, json.dumps({"pid": os.getpid(), "places": places}).encode())
         try:
@@ -149,12 +153,20 @@ class LocalCluster:
 
 def running_tree(bundle: Path) -> dict[str, Place] | None:
     """Where the nodes listen that `exitflow up` started of this bundle, if they still run."""
+    path = _announcement(bundle)
     try:
-        found = json.loads(_announcement(bundle).read_bytes())
+        if not _is_private(path.parent):
+            return None  # who knows where it would send the token
+        found = json.loads(path.read_bytes())
         os.kill(found["pid"], 0)
-    except (OSError, ValueError, KeyError):
+        return {name: Place(**place) for name, place in found["places"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return {name: Place(**place) for name, place in found["places"].items()}
+
+
+def _is_private(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def _announcement(bundle: Path) -> Path:

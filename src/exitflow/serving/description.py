@@ -113,7 +113,7 @@ def status(node: Node) -> dict[str, Any]:
     """Everything, for `load`, `observe` and people."""
     counts, bundle = node.counts, node.current.bundle
     now = node.now
-    tokens = node.control.tokens(now)
+    tokens, bursts = node.control.tokens(now), node.control.bursts
     return {
         "node": node.name,
         "exit": node.exit,
@@ -134,6 +134,7 @@ def status(node: Node) -> dict[str, Any]:
         "rejected": counts.rejected,
         "invalid": counts.invalid,
         "expired": counts.expired,
+        "failed": counts.failed,
         "requests": counts.requests,
         "batches": {str(size): times for size, times in sorted(counts.batches.items())},
         "audited": counts.audited,
@@ -153,6 +154,7 @@ def status(node: Node) -> dict[str, Any]:
                 "bytes_received": link.counts.bytes_received,
                 "times_cut": link.counts.opened,
                 "tokens": tokens.get(name),
+                "burst": bursts.get(name),
             }
             for name, link in node.links.items()
         },

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from exitflow.serving.answers import FEATURES, INPUT, LOGITS, Answers, BadAnswerError
+from exitflow.serving.bundle import MAX_MESSAGE
 from exitflow.serving.codecs import encode
 from exitflow.serving.counts import NodeCounts
 from exitflow.serving.jobs import Computed, Job, Question
@@ -57,20 +58,23 @@ class Forwarder:
         While a connection comes about its link earns no tokens: what waits is sent at once, and must not be more than
         the burst.
         """
-        found = []
-        for name, link in self._links.items():
-            if link.open:
-                found.append(name)
-                self.control.pass_time(name, now, earning=link.was_connected())
-        return found
+        found = [link for link in self._links.values() if link.open]
+        for link in found:
+            self._pass_time(link, now)
+        return [link.name for link in found]
+
+    def _pass_time(self, link: ParentLink, now: float) -> None:
+        self.control.pass_time(link.name, now, earning=link.was_connected())
 
     def in_a_hurry(self, job: Job, now: float) -> bool:
         """Whether its deadline is near, so that others must not be asked about with it."""
         return job.deadline - now < FAIR_TIME * self._spec.forward_timeout
 
     def ask(self, parent: str, asked: Sequence[Question], computed: Computed) -> None:
-        """In the background; `parent` has given tokens for all of `asked`, which are sent together."""
-        self._spawn(self._ask_until_answered(parent, asked, computed))
+        """In the background; `parent` has given tokens for all of `asked`, which are sent together if they can be."""
+        most = _most_at_once(parent, asked[0], computed)
+        for first in range(0, len(asked), most):
+            self._spawn(self._ask_until_answered(parent, asked[first : first + most], computed))
 
     def maybe_audit(self, question: Question, computed: Computed) -> None:
         """Ask a parent about an answer that was sure, if chance will and a link has room to spare."""
@@ -137,6 +141,7 @@ class Forwarder:
             log.exception("asking %s failed", link.name)
             raise LinkError("failed", f"{type(error).__name__}: {error}") from None
         link.succeeded()
+        self._pass_time(link, monotonic())  # nothing waits for the connection any more
         return answers
 
     def _request(self, parent: str, asked: Sequence[Question], computed: Computed) -> Any:
@@ -189,3 +194,13 @@ class Forwarder:
             return
         self._counts.audited += 1
         self._counts.agreed += int(answers.scores[0].argmax()) == own
+
+
+def _most_at_once(parent: str, question: Question, computed: Computed) -> int:
+    """How many samples fit into a message, with room for what else stands there and for codecs that save nothing."""
+    if question.job.sends_input(parent):
+        size = question.job.carry[0].nbytes
+    else:
+        assert computed.features is not None
+        size = computed.features[0].nbytes + computed.logits[0].nbytes
+    return max(MAX_MESSAGE * 3 // 4 // int(size), 1)

@@ -49,10 +49,8 @@ def as_refusal(error: Exception, node: Node, *, forwarded: bool = False) -> Refu
         case BadRequestError():
             node.counts.invalid += 1
             return RefusedError(Code.INVALID_ARGUMENT, str(error))
-        case UnknownVersionError():
+        case UnknownModelError() | UnknownVersionError():
             return RefusedError(Code.FAILED_PRECONDITION if forwarded else Code.NOT_FOUND, str(error))
-        case UnknownModelError():
-            return RefusedError(Code.NOT_FOUND, str(error))
         case OverloadedError():
             return RefusedError(Code.RESOURCE_EXHAUSTED, f"node {node.name!r} has a full queue; try again later")
         case ExpiredError():

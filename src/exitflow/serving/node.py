@@ -189,8 +189,8 @@ class Node:
         now = monotonic()
         self._count_batch(computed, now)
         fine = np.isfinite(computed.scores).all(axis=1) & np.isfinite(computed.confidences)
-        if not fine.all():
-            computed = _refuse_overflown(computed, fine)
+        if not fine.all() or any(job.future.done() for job in computed.jobs):
+            computed = _still_wanted(computed, fine)
         open_parents = self._forwarder.open_parents(now)
         routing = self.control.route(computed.confidences, open_parents, now)
         self.counts.out_of_tokens += routing.out_of_tokens
@@ -207,8 +207,6 @@ class Node:
         for job in computed.jobs:
             part = slice(first, first + job.size)
             first += job.size
-            if job.future.done():
-                continue
             job.answers = Answers(computed.scores[part], exits[part], [self.name] * job.size, confidences[part])
             hurried = job if self._forwarder.in_a_hurry(job, now) else None  # asks with its own deadline
             for row in range(job.size):
@@ -218,6 +216,7 @@ class Node:
                         self._forwarder.maybe_audit(question, computed)
                 elif job.deadline - now < LEAST_TIME:
                     self.counts.fallbacks["deadline"] += 1
+                    self.control.give_back(parent)
                 else:
                     questions[parent, hurried, job.sends_input(parent)].append(question)
                     job.pending += 1
@@ -330,18 +329,20 @@ def _warm_up(engine: Engine, bundle: Bundle) -> float:
     return engine.seconds_per_batch(example)
 
 
-def _refuse_overflown(computed: Computed, fine: npt.NDArray[np.bool_]) -> Computed:
-    """What is left when requests with huge numbers, from which the network computes none, are refused."""
+def _still_wanted(computed: Computed, fine: npt.NDArray[np.bool_]) -> Computed:
+    """What is left without callers who have gone, and when requests with too huge numbers are refused."""
     jobs: list[Job] = []
     rows: list[int] = []
     first = 0
     for job in computed.jobs:
         part = range(first, first + job.size)
         first += job.size
+        if job.future.done():
+            continue
         if fine[part].all():
             jobs.append(job)
             rows.extend(part)
-        elif not job.future.done():
+        else:
             job.future.set_exception(BadRequestError("the input holds numbers too large for the network"))
     features = None if computed.features is None else computed.features[rows]
     return Computed(

@@ -17,8 +17,6 @@ def choose_payload(manifest: Manifest, exit: int, spec: ServingSpec, seconds: fl
     """(features or input, why), for a node of `exit` that computes one sample in `seconds`."""
     if spec.forward != "auto":
         return (FEATURES if spec.forward == "feature" else INPUT), "as it was told"
-    if exit == len(manifest.segments):
-        return INPUT, "the deepest exit has no features"
     input_bytes = math.prod(manifest.input_shape) * DATATYPES[manifest.input_datatype]().itemsize
     feature_bytes = next(
         cost.bytes

@@ -45,10 +45,16 @@ class TokenBucket:
         self._tokens = 0.0
         self._updated = now
 
+    def _earned(self, now: float) -> float:
+        return self._tokens + max(now - self._updated, 0.0) * self.rate
+
+    def look(self, now: float) -> float:
+        """How many there would be, were it asked for any; nothing changes."""
+        return min(self._earned(now), self.burst)
+
     def tokens(self, now: float) -> float:
         """How many there are."""
-        elapsed = max(now - self._updated, 0.0)
-        earned = self._tokens + elapsed * self.rate
+        earned = self._earned(now)
         self._tokens = min(earned, self.burst)
         self.overflowed += earned - self._tokens
         self._updated = max(now, self._updated)
@@ -66,6 +72,10 @@ class TokenBucket:
             return False
         self._tokens -= count
         return True
+
+    def give_back(self) -> None:
+        """One that was taken and not used."""
+        self._tokens = min(self._tokens + 1, self.burst)
 
 
 class ArrivalRate:
@@ -154,12 +164,22 @@ class ForwardControl:
 
     def tokens(self, now: float) -> Mapping[str, float | None]:
         """Of each link; None where it has no limit."""
-        return {name: bucket.tokens(now) if bucket else None for name, bucket in self._buckets.items()}
+        return {name: bucket.look(now) if bucket else None for name, bucket in self._buckets.items()}
+
+    @property
+    def bursts(self) -> Mapping[str, float | None]:
+        """Of each link, the most that it may carry at once; None where it has no limit."""
+        return {name: bucket.burst if bucket else None for name, bucket in self._buckets.items()}
 
     def pass_time(self, parent: str, now: float, *, earning: bool) -> None:
         """Until now, for its link; not `earning`, it gives no tokens."""
         if bucket := self._buckets[parent]:
             bucket.pass_time(now, earning=earning)
+
+    def give_back(self, parent: str) -> None:
+        """A sample that was routed to `parent` is not sent after all."""
+        if bucket := self._buckets[parent]:
+            bucket.give_back()
 
     def route(self, confidences: FloatArray, open_parents: Sequence[str], now: float) -> Routing:
         """The hardest first, each to a parent of `open_parents` that has room."""

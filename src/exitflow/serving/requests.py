@@ -106,11 +106,11 @@ def understand(
     if child is not None:
         if not may_forward:
             raise BadRequestError("only nodes may forward, and this port is for clients")
-        if child not in node.current.bundle.topology.by_name:
-            raise BadRequestError(f"{FROM}: there is no node {str(child)[:100]!r}")
     elif tensor.name == FEATURES:
         raise BadRequestError(f"{FEATURES!r} come from nodes; clients send {INPUT!r}")
     loaded = check_model(node, *model)
+    if child is not None and child not in loaded.bundle.topology.by_name:
+        raise BadRequestError(f"{FROM}: there is no node {str(child)[:100]!r}")
     for output in outputs:
         if output not in OUTPUTS:
             raise BadRequestError(f"there is no output {output[:100]!r}{suggestion(output[:100], OUTPUTS)}")

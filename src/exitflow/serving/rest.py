@@ -6,11 +6,9 @@ A plain ASGI application on uvicorn. Every answer but metrics is JSON; a refusal
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import re
-import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,21 +19,17 @@ from urllib.parse import unquote
 
 import grpc
 import numpy as np
-import uvicorn
 
 from exitflow.config import parse_json
-from exitflow.serving.addresses import bound_socket
 from exitflow.serving.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
 from exitflow.serving.batching import OverloadedError
 from exitflow.serving.bundle import MAX_SAMPLES
-from exitflow.serving.certificate_files import CERTIFICATE, KEY
 from exitflow.serving.description import model_config, model_metadata, problems, server_metadata, statistics, status
-from exitflow.serving.grpc_server import as_refusal, check_token, max_connections
+from exitflow.serving.grpc_server import as_refusal, check_token
 from exitflow.serving.metrics import prometheus_text
 from exitflow.serving.node import Node
 from exitflow.serving.openapi import description
 from exitflow.serving.requests import Tensor, check_model, check_output_parameters, understand
-from exitflow.serving.security import Security
 
 Code = grpc.StatusCode
 HTTP_STATUS = {
@@ -53,6 +47,7 @@ _JSON = "application/json"
 MAX_HELD = 256 * 2**20  # bytes of bodies that are still coming in
 BODY_SECONDS = 60.0  # for a body to come in
 MAX_JSON = 8 * 2**20  # bytes: reading it holds everything else up
+MAX_DIMENSIONS = 16  # of a tensor: the product of endless ones would hold everything up too
 
 
 @dataclass(frozen=True)
@@ -296,8 +291,8 @@ def _understand_json(
     name, datatype, shape = given.get("name"), given.get("datatype"), given.get("shape")
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise BadRequestError("a tensor needs a 'name' and a 'datatype'")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
-        raise BadRequestError("'shape' must be a list of whole numbers")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+        raise BadRequestError(f"'shape' must be a list of whole numbers, {MAX_DIMENSIONS} at most")
     parameters = _object(given, "parameters")
     if "binary_data_size" in parameters:
         size = parameters["binary_data_size"]
@@ -317,6 +312,10 @@ def _understand_json(
         _flag(_object(output, "parameters"), "binary_data")
     _flag(_object(document, "parameters"), "binary_data_output")
     return Tensor(name, datatype, shape, data), outputs, _object(document, "parameters")
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -388,45 +387,3 @@ def _plain(answers: Answers, name: str) -> list[Any]:
     values = {"scores": answers.scores, "exit": answers.exits, "confidence": answers.confidences}[name]
     found: list[Any] = np.asarray(values).reshape(-1).tolist()
     return found
-
-
-class RestServer:
-    """uvicorn inside the node's event loop; signals are the node's business."""
-
-    def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
-        self.port: int = listening.getsockname()[1]
-        self._server = server
-        self._task = asyncio.create_task(server.serve(sockets=[listening]))
-
-    async def close(self) -> None:
-        """After what is under way."""
-        self._server.should_exit = True
-        await self._task
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The node has handlers of its own."""
-        yield
-
-
-async def start_rest(node: Node, address: str, security: Security) -> RestServer:
-    """Listening when it returns."""
-    listening = bound_socket(address, "--http")
-    listening.listen()  # who comes before uvicorn has started waits for it
-    config = uvicorn.Config(
-        RestApp(node, token=security.token),
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,
-        limit_concurrency=max_connections(node.spec),
-        log_level="warning",
-        ssl_certfile=security.path(CERTIFICATE),
-        ssl_keyfile=security.path(KEY),
-    )
-    return RestServer(_Server(config), listening)

@@ -22,8 +22,9 @@ class Security:
 
     def __post_init__(self) -> None:
         """A token must fit into a header."""
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
-            raise ConfigError("must be printable ASCII, not empty and without line breaks", key="--token")
+        token = self.token
+        if token is not None and not (token and token.isascii() and token.isprintable() and token == token.strip()):
+            raise ConfigError("must be printable ASCII, not empty, with no blanks at its ends", key="--token")
         if self.certs:
             self._check_certificates()
 

@@ -97,7 +97,7 @@ async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExit
         stack.push_async_callback(server.stop, GRACE)
         where[kind] = f"{parse_address(address, '')[0]}:{port}"
     if options.http:
-        from exitflow.serving.rest import start_rest  # 8 MB that a node without HTTP does without
+        from exitflow.serving.http_server import start_rest  # 8 MB that a node without HTTP does without
 
         rest = await start_rest(node, options.http, security)
         stack.push_async_callback(rest.close)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from exitflow.config import assign, decode, encode, located, parse_assignment, require
-from exitflow.serving.bundle import Bundle
+from exitflow.serving.bundle import MAX_SAMPLES, Bundle
 
 CodecName = Literal["fp32", "fp16", "u8", "u4"]
 ForwardWhat = Literal["auto", "feature", "input"]
@@ -52,6 +52,7 @@ class ServingSpec:
         )
         for name in ("max_batch", "queue_size", "threads"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
+        require(self.max_batch <= MAX_SAMPLES, "max_batch", f"must be at most {MAX_SAMPLES}, got {self.max_batch}")
         require(0 <= self.audit_share <= 1, "audit_share", f"must be between 0 and 1, got {self.audit_share}")
         for parent in self.links:
             located(f"links.{parent}", self.link, parent)
