@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from exitflow.experiments.leads import AUTO_AND_THE_FOUR, CONTESTS, Contest, Lead, find_lead
+from exitflow.experiments.leads import AGAINST_THE_PAPER, CONTESTS, Contest, Lead, find_lead
 from exitflow.experiments.results import Results
 from exitflow.experiments.tables import TABLES
 from tests.experiments.test_figures import put
@@ -49,7 +49,7 @@ def test_seeds_that_lack_any_of_them_do_not_count(tmp_path):
 def test_rivals_may_stand_in_another_table(tmp_path):
     put(tmp_path, TABLES["ours"].cell("cifar10", "auto", SETTING), 9, {SETTING: 1.0})
     put_all(tmp_path, 9, balanced_adj=0.75, equal_weight=0.25, serving_rate=0.5, flops_prop=0.5)
-    assert lead_of(AUTO_AND_THE_FOUR, tmp_path) == Lead(1.0, 0.75, 1, 1)
+    assert lead_of(AGAINST_THE_PAPER["ours"], tmp_path) == Lead(1.0, 0.75, 1, 1)
 
 
 def test_own_answers_are_compared_where_a_row_shows_them(tmp_path):

@@ -38,7 +38,18 @@ def test_table_1_needs_15_trainings_for_each_data_set_and_seed():
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("table2", 3), ("table4", 6), ("table5", 15), ("table6", 7), ("ours", 22), ("parts", 20)]
+    ("name", "count"),
+    [
+        ("table2", 3),
+        ("table4", 6),
+        ("table5", 15),
+        ("table6", 7),
+        ("ours", 22),
+        ("ours-17-nodes", 2),
+        ("ours-biased", 2),
+        ("ours-highly-biased", 1),
+        ("parts", 20),
+    ],
 )
 def test_the_other_tables_share_trainings_too(name, count):
     # table6: equal-weight once, the other two at 3 settings; ours: 1 + 1 + 6 + 7, and auto at 7, however it answers;

@@ -3,7 +3,7 @@
 import pytest
 
 from exitflow.experiments.results import Results, write_json
-from exitflow.experiments.tables import TABLES, Cell
+from exitflow.experiments.tables import TABLES
 from exitflow.report.grids import Entry, signed, table_grid
 
 TABLE = TABLES["table1"]
@@ -12,7 +12,7 @@ TABLE = TABLES["table1"]
 @pytest.fixture
 def put(tmp_path):
     def write(label, setting, seed, accuracy, table=TABLE):
-        cell = Cell("cifar10", 7, "equal", table.row(label), setting)
+        cell = table.cell("cifar10", label, setting)
         folder = tmp_path / cell.training_name(seed)
         folder.mkdir()
         figures = {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy)}
@@ -86,6 +86,21 @@ def test_the_difference_is_from_the_paper(tmp_path, put):
     assert signed(-0.034) == "−3.4"
     assert signed(0.0134) == "+1.3"
     assert signed(-0.0001) == signed(0.0) == "0.0"
+
+
+def test_auto_elsewhere_is_set_against_the_paper_s_table_of_the_same_system(tmp_path, put):
+    ours, rivals = TABLES["ours-highly-biased"], TABLES["table6"]
+    put("auto", "80-15-5", 9, 0.75, table=ours)
+    put("auto", "80-15-5", 42, 0.25, table=ours)
+    for label in ("equal-weight", "serving-rate", "serving-rate p=0.2"):
+        put(label, "80-15-5", 9, 0.5, table=rivals)
+    found = grid(tmp_path, ours)
+    assert found.summary == {"best of Table 6": (0.5,), "auto is ahead by": (0.25,)}
+    put("auto", "80-15-5", 9, 0.75, table=TABLES["ours-biased"])
+    put("auto", "80-15-5", 42, 0.75, table=TABLES["ours-biased"])
+    put("auto", "5-15-80", 9, 0.75, table=TABLES["ours-biased"])
+    notes = grid(tmp_path, TABLES["ours-biased"]).notes
+    assert "The last two rows: over the seeds that auto and all of Table 5 have." in notes
 
 
 def test_ours_is_set_against_the_best_of_table_1_once_all_four_are_there(tmp_path, put):

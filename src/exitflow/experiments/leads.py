@@ -60,7 +60,16 @@ class Lead:
 
 _BASELINES = ("equal-weight", "flops-prop")
 _FOUR = (*_BASELINES, "serving-rate", "balanced-adj")
-AUTO_AND_THE_FOUR = Contest("auto over the paper's four", "ours", "auto", _FOUR, "table1")
+_TABLE6 = ("equal-weight", "serving-rate", "serving-rate p=0.2")
+AGAINST_THE_PAPER = {  # table -> auto, which it is about, and the trainings of the paper's table for the same system
+    contest.table: contest
+    for contest in (
+        Contest("auto over the paper's four", "ours", "auto", _FOUR, "table1"),
+        Contest("17 nodes: auto over the paper's four", "ours-17-nodes", "auto", _FOUR, "table4"),
+        Contest("biased partition: auto over the paper's four", "ours-biased", "auto", _FOUR, "table5"),
+        Contest("highly biased partition: auto over Table 6", "ours-highly-biased", "auto", _TABLE6, "table6"),
+    )
+}
 
 
 def _strategies(prefix: str, table: str) -> Iterator[Contest]:
@@ -77,7 +86,7 @@ CONTESTS = (
     *_strategies("biased partition", "table5"),
     Contest("highly biased partition: serving-rate over equal-weight", "table6", "serving-rate", ("equal-weight",)),
     Contest("highly biased partition: p = 0.2 over p = 0", "table6", "serving-rate p=0.2", ("serving-rate",)),
-    AUTO_AND_THE_FOUR,
+    *AGAINST_THE_PAPER.values(),
     Contest(
         "auto over the four with our heads and step",
         "ours",

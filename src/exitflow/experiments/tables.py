@@ -243,6 +243,28 @@ TABLES: dict[str, Table] = {
             ),
         ),
         Table(
+            "ours-17-nodes",
+            "Beyond the paper: auto with 17 nodes",
+            (_AUTO,),
+            settings=("60-30-10", "10-30-60"),
+            datasets=("cifar10",),
+            num_nodes=17,
+        ),
+        Table(
+            "ours-biased",
+            "Beyond the paper: auto on the biased partition",
+            (_AUTO,),
+            settings=("80-15-5", "5-15-80"),
+            partition="biased",
+        ),
+        Table(
+            "ours-highly-biased",
+            "Beyond the paper: auto on the highly biased partition",
+            (_AUTO,),
+            settings=("80-15-5",),
+            partition="highly-biased",
+        ),
+        Table(
             "parts",
             "Beyond the paper: what each part gives",
             (

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exitflow.experiments.figures import Spread, TableFigures
-from exitflow.experiments.leads import AUTO_AND_THE_FOUR, CONTESTS, Lead, find_lead
+from exitflow.experiments.leads import AGAINST_THE_PAPER, CONTESTS, Lead, find_lead
 from exitflow.experiments.results import Results
-from exitflow.experiments.tables import Table
+from exitflow.experiments.tables import TABLES, Table
 from exitflow.report.terminal import amount
 from exitflow.topology.settings import PAPER_SETTINGS
 
@@ -79,7 +79,7 @@ class Grid:
         if any(self.raised(entry) for entry in self.entries):
             notes.append(f"A raised figure: over so many seeds, not {len(self.seeds)}.")
             if self.summary:
-                notes.append("The last two rows: over the seeds that auto and all four of Table 1 have.")
+                notes.append(f"The last two rows: over the seeds that auto and all of {_paper_title(self.table)} have.")
         return notes
 
     def raised(self, entry: Entry) -> str:
@@ -137,15 +137,21 @@ def _mark_best(rows: list[list[Entry]], column: int) -> None:
 
 
 def _summary(figures: TableFigures, dataset: str) -> dict[str, tuple[float | None, ...]]:
-    """Of `ours`: the best of the paper's four trainings, and how far ours is ahead, over the seeds that all have."""
-    if figures.table.name != "ours":
+    """Of tables of ours: the best of the paper's trainings, and how far auto is ahead, over the seeds that all have."""
+    contest = AGAINST_THE_PAPER.get(figures.table.name)
+    if contest is None:
         return {}
-    contests = [AUTO_AND_THE_FOUR.cells(dataset, setting) for setting in figures.table.settings]
-    leads = [find_lead(cells, figures.results, figures.seeds) for cells in contests]
+    cells = [contest.cells(dataset, setting) for setting in figures.table.settings]
+    leads = [find_lead(each, figures.results, figures.seeds) for each in cells]
     return {
-        "best of Table 1": tuple(lead.best_rival if lead else None for lead in leads),
+        f"best of {_paper_title(figures.table)}": tuple(lead.best_rival if lead else None for lead in leads),
         "auto is ahead by": tuple(lead.difference if lead else None for lead in leads),
     }
+
+
+def _paper_title(table: Table) -> str:
+    """Of the paper's table that one of ours is set against: Table 1, and so on."""
+    return TABLES[AGAINST_THE_PAPER[table.name].rivals_table].title.partition(":")[0]
 
 
 LeadRow = tuple[Lead | str, ...]  # for each setting, a lead, or MISSING, or nothing where nothing can be compared

@@ -38,11 +38,19 @@ from exitflow.report.terminal import percent, spread
 from exitflow.topology.settings import parse_setting
 
 VARIANCE_TITLE = "Table 3: gradient variance"
+SHORT_TITLES = {
+    "ours": "Ours",
+    "ours-17-nodes": "Ours, 17 nodes",
+    "ours-biased": "Ours, biased",
+    "ours-highly-biased": "Ours, highly biased",
+    "parts": "Parts of ours",
+    "peers": "Peers",
+}
 
 
 def short_title(table: Table) -> str:
     """Table 1, and so on."""
-    return {"ours": "Ours", "parts": "Parts of ours", "peers": "Peers"}.get(table.name, table.title.partition(":")[0])
+    return SHORT_TITLES.get(table.name, table.title.partition(":")[0])
 
 
 def results_page(results: Results) -> Page:
