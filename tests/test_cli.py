@@ -85,6 +85,8 @@ def test_train_says_where_the_run_is_and_what_came_out(run, tmp_path):
 def test_train_names_the_nodes_whose_updates_were_dropped(tmp_path):
     options = ["--out", tmp_path / "new", "--backend", "serial", "--set", "training.learning_rate=1e30"]
     assert "dropped, of: cloud-0" in call("train", "paper-7", *TINY_OPTIONS, *options).stdout
+    found = json.loads(call("train", "--resume", tmp_path / "new", "--json").stdout)
+    assert found["dropped"][0] == "cloud-0"
 
 
 def test_options_of_train_go_before_set(tmp_path):
@@ -105,6 +107,11 @@ def test_evaluate_prints_every_exit_node_and_the_whole(run):
     output = call("evaluate", run).stdout
     for name in ("exit 1", "exit 3", "device-0", "cloud-0", "whole system"):
         assert name in output
+
+
+def test_evaluate_prints_the_whole_before_the_nodes_which_may_be_many(run):
+    lines = [line.split("  ")[0].strip() for line in call("evaluate", run).stdout.splitlines()]
+    assert lines.index("whole system") < lines.index("device-0")
 
 
 def test_evaluate_prints_json_for_one_setting_or_several(run):
@@ -311,9 +318,25 @@ def test_a_method_that_cannot_be_is_refused_with_a_sentence(tmp_path, options, s
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(None, "-"), (0, "0"), (999, "999"), (1234, "1.23 k"), (5.6e9, "5.6 G"), (7e16, "70 P")]
+    ("value", "expected"),
+    [(None, "-"), (0, "0"), (999, "999"), (1234, "1.23 k"), (5.6e9, "5.6 G"), (7e16, "70 P"), (999_600, "1 M")],
 )
 def test_amounts_are_short(value, expected):
     from exitflow.report.terminal import amount
 
     assert amount(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0, "0.00"), (25, "25.00"), (0.25, "0.25"), (0.0556, "0.0556"), (0.002, "0.002")]
+)
+def test_rates_have_as_many_decimals_as_help(value, expected):
+    from exitflow.report.terminal import rate
+
+    assert rate(value) == expected
+
+
+def test_explain_says_which_weightings_it_leaves_out():
+    options = ["training.weighting=auto", "data.layer_shares=[0,0,1]"]
+    output = call("explain", "paper-7", *TINY_OPTIONS, *(f"--set={each}" for each in options)).stdout
+    assert "Left out, because this system cannot be trained under them: equal-weight, flops-prop" in output

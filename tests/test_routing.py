@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from exitflow.errors import ConfigError
 from exitflow.routing import CONFIDENCES, confidence, served_rates, surest_first
 
 
@@ -38,3 +39,8 @@ def test_the_surest_are_served_until_the_rate_is_filled(received, share, seed):
     assert (served <= received + 1e-12).all()
     full = served[order] >= received[order] - 1e-12
     assert (np.diff(full.astype(int)) <= 0).all()
+
+
+def test_a_confidence_that_nobody_knows_is_named():
+    with pytest.raises(ConfigError, match="confidence: there is no confidence 'entropie'; did you mean 'entropy'"):
+        confidence(np.zeros((1, 2)), "entropie")

@@ -3,7 +3,8 @@
 A specification is a frozen dataclass whose annotations say what TOML may hold: `int`, `float`, `bool`, `str`,
 `Literal[...]`, `X | None` (an absent key), `tuple[X, ...]`, `dict[str, X]`, or another specification. `decode` checks
 a parsed TOML value against it and names the key of the first thing that does not fit. A specification checks the
-ranges of its own fields in `__post_init__` with `require`, so it is just as safe to build from Python.
+ranges of its own fields in `__post_init__` with `require`, and its choices with `check_choices`, so it is just as safe
+to build from Python.
 """
 
 from __future__ import annotations
@@ -179,6 +180,26 @@ def _decode(hint: Any, value: Any) -> Any:
     if origin is dict:
         return {key: located(key, _decode, args[1], item) for key, item in require_table(value).items()}
     return _decode_scalar(hint, value)
+
+
+def check_choices(spec: Any) -> None:
+    """Refuse a specification built from Python with a word that none of its fields knows."""
+    kind: type = type(spec)
+    for name, (hint, _) in _schema(kind).items():
+        choices = _choices(hint)
+        value = getattr(spec, name)
+        for item in value if isinstance(value, tuple) else [value]:
+            if choices and item is not None:
+                located(name, _decode_choice, choices, item)
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """Of a Literal, alone or as one of several things, or in a tuple."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        return next((found for each in get_args(hint) if (found := _choices(each))), ())
+    return ()
 
 
 def _decode_choice(choices: tuple[Any, ...], value: Any) -> Any:

@@ -12,12 +12,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.errors import ConfigError, suggestion
+
 FloatArray = npt.NDArray[np.float64]
 ConfidenceKind = Literal["entropy", "max-softmax", "margin"]
 
 
 def confidence(logits: npt.ArrayLike, kind: str = "entropy") -> FloatArray:
     """(N,) from (N, C) logits; higher is surer."""
+    if kind not in CONFIDENCES:
+        raise ConfigError(f"there is no confidence {kind!r}{suggestion(kind, CONFIDENCES)}", key="confidence")
     return CONFIDENCES[kind](np.asarray(logits, dtype=np.float64))
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from exitflow.data.partition import layer_shares, node_samples, partition
 from exitflow.data.spec import DataSpec
 from exitflow.errors import ConfigError
+from exitflow.topology.graph import Topology
 from exitflow.topology.presets import paper_tree
 from tests.small import topologies
 
@@ -108,3 +111,15 @@ def test_what_does_not_fit_is_refused_with_a_sentence(fields, sentence):
 def test_layer_shares_need_one_for_each_exit():
     with pytest.raises(ConfigError, match="one for each of the 3 exits, got 2"):
         DataSpec(layer_shares=(1.0, 2.0)).shares(3)
+
+
+def test_shares_of_single_nodes_are_as_exact_as_those_of_their_layer():
+    tree = paper_tree(17, "80-15-5")
+    apart = Topology(tuple(replace(node, exit=number) for number, node in enumerate(tree.children_first, start=1)))
+    shares = [1 / 12] * 12 + [1 / 4] * 4 + [1.0]
+    assert node_samples(apart, shares, 45000) == node_samples(tree, (1.0, 1.0, 1.0), 45000)
+
+
+def test_an_unknown_partition_is_none_of_the_others():
+    with pytest.raises(ConfigError, match="partition: there is no partition 'bised'"):
+        layer_shares("bised", 3)

@@ -32,7 +32,7 @@ def shares_by_threshold(found, topology, cuts):
     return shares
 
 
-@pytest.mark.parametrize("setting", ["80-15-5", "20-35-45", "100-0-0"])
+@pytest.mark.parametrize("setting", ["80-15-5", "20-35-45", "100-0-0", "0-0-100", "0.1-0.1-99.8", "0.01-49.99-50"])
 def test_thresholds_alone_serve_what_was_planned(setting):
     topology, found = paper_tree(7, setting), outputs()
     cuts = {name: node.cut for name, node in calibrate(found, topology).items()}

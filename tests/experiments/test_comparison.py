@@ -6,6 +6,7 @@ import pytest
 from exitflow.errors import RunError
 from exitflow.experiments.comparison import Spread, compare, default_folder
 from exitflow.experiments.runs import Run, evaluate
+from exitflow.topology.graph import Link, Topology
 from tests.small import image_dataset, tiny_system
 
 DATA = image_dataset(96)
@@ -62,3 +63,21 @@ def test_a_changed_system_gets_a_folder_of_its_own():
     odd = replace(system, name="a/b ü" + "x" * 5000)
     assert default_folder(odd).name.startswith("a-b--x")
     assert len(default_folder(odd).name) < 120
+
+
+def test_an_exit_without_nodes_has_no_figure_where_every_node_has_its_own_network(tmp_path):
+    """Under `exitflow` the cloud trains exit 2 too."""
+    system = tiny_system("training.weighting=auto")
+    nodes = [node for node in system.topology.nodes if node.exit != 2]
+    nodes = [replace(node, parents=(Link("cloud-0", 1.0),) if node.parents else ()) for node in nodes]
+    result = compare(
+        replace(system, topology=Topology(tuple(nodes))),
+        [],
+        [1],
+        methods=["exitflow", "local-only"],
+        out=tmp_path,
+        dataset=DATA,
+    )
+    assert [spread is None for spread in result.exit_accuracy("local-only")] == [False, True, False]
+    assert None not in result.exit_accuracy("exitflow")
+    assert result.to_json()["methods"]["local-only"]["exit_accuracy"][1] is None

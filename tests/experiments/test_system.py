@@ -1,8 +1,12 @@
 import pytest
 
+from exitflow.data.spec import DataSpec
 from exitflow.errors import ConfigError
 from exitflow.experiments.presets import PRESETS
-from exitflow.experiments.system import load_system
+from exitflow.experiments.system import load_system, serving_as
+from exitflow.federated.federation_spec import FederationSpec
+from exitflow.federated.spec import TrainingSpec
+from exitflow.models.specs import EarlyExitResNet
 from exitflow.topology.graph import Link, Node
 from exitflow.topology.rates import serving_plan
 
@@ -227,6 +231,38 @@ def test_a_source_that_is_none_is_refused(source, sentence):
 def test_an_override_that_does_not_fit_is_refused(override, sentence):
     with pytest.raises(ConfigError) as caught:
         load_system("paper-7", [override])
+    assert sentence in str(caught.value)
+
+
+def test_a_folder_does_not_hide_the_preset_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paper-7").mkdir()
+    assert len(load_system("paper-7").topology.nodes) == 7
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ConfigError, match=r"there is no such file, and no preset 'runs'"):
+        load_system("runs")
+
+
+@pytest.mark.parametrize("exits", ["[3,3,3]", "[2,2,3]", "[1,2,4]"])
+def test_separate_networks_that_nodes_share_are_served_by_the_exits_of_the_tree(exits):
+    system = load_system("paper-7", [f"model={{family='separate',exits={exits}}}"])
+    assert serving_plan(serving_as(system, "60-30-10")).exit_share.tolist() == pytest.approx([0.6, 0.3, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: DataSpec(partition="bised"), "partition: must be one of 'equal', 'biased', 'highly-biased', got"),
+        (lambda: TrainingSpec(server_step="papr"), "server_step: must be one of 'coverage', 'paper'"),
+        (lambda: TrainingSpec(local_exits="al"), "local_exits: must be one of 'all', 'one', 'each-step', got 'al'"),
+        (lambda: EarlyExitResNet(heads="grd"), "heads: must be one of 'gap', 'grid', got 'grd'"),
+        (lambda: EarlyExitResNet(heads=("gap", "grd", "gap")), "heads: must be one of 'gap', 'grid', got 'grd'"),
+        (lambda: FederationSpec(compression="zip"), "compression: must be one of 'none', 'fp16', 'int8', 'top-k'"),
+    ],
+)
+def test_choices_are_checked_in_python_too(build, sentence):
+    with pytest.raises(ConfigError) as caught:
+        build()
     assert sentence in str(caught.value)
 
 

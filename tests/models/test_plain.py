@@ -2,6 +2,7 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from exitflow.errors import ConfigError
 from exitflow.models.build import build_model
+from exitflow.models.layout import best_layout
 from exitflow.models.nested import EarlyExitNetwork
 from exitflow.models.specs import (
     CommonNetwork,
@@ -102,3 +104,17 @@ def test_a_function_that_is_not_there_is_named():
         build(CustomModel(factory="no_such_module:build"))
     with pytest.raises(ConfigError, match=r"factory: expected package.module:function, got 'os.system'"):
         CustomModel(factory="os.system")
+
+
+@pytest.mark.parametrize("spec", [CommonNetwork(exit=2), SeparateNetworks(exits=(1, 2))])
+def test_a_network_of_fewer_exits_than_are_asked_for_is_told(module, spec):
+    module.build = lambda shape, classes: EarlyExitNetwork([nn.Flatten()], [nn.Linear(64, classes)])
+    with pytest.raises(ValueError, match="network has 1 exits, and exit 2 is asked for"):
+        build(replace(spec, network=CustomModel(factory="my_networks:build")), num_exits=2)
+
+
+def test_convolutions_of_three_dimensions_have_a_layout(module):
+    network = EarlyExitNetwork([nn.Conv3d(1, 2, 3)], [nn.Sequential(nn.Flatten(), nn.Linear(16, 4))])
+    submodel = network.submodel(1)
+    assert best_layout(submodel) is torch.contiguous_format
+    assert submodel.to(memory_format=best_layout(submodel))(torch.zeros(1, 1, 4, 4, 4))

@@ -191,6 +191,40 @@ def test_a_comparison_of_methods_has_a_row_for_each(tmp_path):
     assert by_kind(alone)[0].exit_weight(1).values[-1].mean == pytest.approx(4 / 7)
 
 
+def test_a_method_alone_is_described_by_its_layers(tmp_path):
+    shares = ("data.layer_shares=[1,2,4]", "data.dirichlet_alpha=0.5")
+    compare(tiny_system(*shares), [], [1], methods=["local-only"], out=tmp_path / "a", dataset=DATA)
+    facts = make_page(tmp_path / "a").facts
+    assert facts["System"] == "7 nodes, 3 exits"
+    assert facts["Exits answer"] == "80.0 %, 15.0 %, 5.0 %"
+    compare(tiny_system(*shares), ["equal-weight"], [1], out=tmp_path / "b", dataset=DATA)
+    assert make_page(tmp_path / "b").facts["Data"] == "digits, 1:2:4 over the layers, labels by Dirichlet(0.5)"
+
+
+@pytest.mark.parametrize("other", ["model.width=3", "training.rounds=4", "data.partition=biased"])
+def test_runs_of_different_systems_are_not_averaged(tmp_path, other):
+    for name, changes in (("one", ()), ("two", (other, "training.seed=5"))):
+        train(tiny_system(*changes), tmp_path / name, dataset=DATA)
+    with pytest.raises(RunError, match=r"one and .*two are runs of different systems; report on one of them"):
+        make_page(tmp_path)
+
+
+def test_only_the_training_may_differ_between_weightings(tmp_path):
+    train(tiny_system("training.rounds=2"), tmp_path / "one", dataset=DATA)
+    train(tiny_system("training.weighting=equal-weight"), tmp_path / "two", dataset=DATA)
+    assert make_page(tmp_path).title == "paper-7:80-15-5: 2 weightings"
+    train(tiny_system("training.weighting=flops-prop", "model.width=3"), tmp_path / "three", dataset=DATA)
+    with pytest.raises(RunError, match="are runs of different systems"):
+        make_page(tmp_path)
+
+
+def test_a_dollar_in_a_name_is_no_mathematics(tmp_path):
+    train(tiny_system(r"name=a$\foo$"), tmp_path / "run", dataset=DATA)
+    path, figures = build_report(tmp_path / "run", tmp_path / "page")
+    assert figures == 2
+    assert r"a$\foo$" in path.read_text()
+
+
 def test_a_training_of_which_not_all_records_are_kept_is_finished(runs, tmp_path):
     shutil.copytree(runs / "serving-rate-seed-1", tmp_path / "kept")
     records = (tmp_path / "kept" / "rounds.jsonl").read_text().splitlines(keepends=True)

@@ -79,8 +79,9 @@ def test_names_that_could_not_be_file_names_are_refused(name):
 
 
 def test_exits_count_from_one():
-    with pytest.raises(ConfigError, match="exits count from 1, got 0"):
-        Node("a", 0)
+    for exit in (0, 1001):
+        with pytest.raises(ConfigError, match=f"exits count from 1, up to 1,000, got {exit}"):
+            Node("a", exit)
 
 
 def test_a_node_cannot_have_one_parent_twice():

@@ -86,3 +86,10 @@ def test_a_node_that_nothing_reaches_would_forward_if_it_could():
     plan = serving_plan(Topology((*idle, Node("root", 2, 1.0))))
     assert plan.nodes["open"].serve_fraction == 0.0
     assert plan.nodes["shut"].serve_fraction == 1.0
+
+
+def test_what_just_fits_into_a_link_leaves_nothing_to_serve():
+    """0.1 + 0.2 is a little more than 0.3 in floats."""
+    devices = (Node("a", 1, 0.1, (Link("edge"),)), Node("b", 1, 0.2, (Link("edge"),)))
+    plan = serving_plan(Topology((*devices, Node("edge", 2, 0.0, (Link("cloud", 0.3),)), Node("cloud", 3))))
+    assert plan.nodes["edge"].serve_rate == plan.nodes["edge"].serve_fraction == 0.0

@@ -47,7 +47,7 @@ def test_a_setting_on_a_dag_with_uneven_arrivals_keeps_the_split_of_its_links():
     assert plan.nodes["b"].serve_fraction == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("text", ["", "a-b", "80-15-x", "0-0-0", "nan-1-1", "1e999-1-1"])
+@pytest.mark.parametrize("text", ["", "a-b", "80-15-x", "0-0-0", "nan-1-1", "1e999-1-1", "1e308-1e308-1"])
 def test_a_setting_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="such as 80-15-5"):
         parse_setting(text)

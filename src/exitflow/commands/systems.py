@@ -107,9 +107,13 @@ def explain(
 
 
 def _notes(result: Explanation) -> Iterator[str]:
+    from exitflow.federated.weighting import WEIGHTINGS
+
     yield "* what this system trains with."
     if result.weighting == "auto" != result.cheapest:
         yield "The bound is not why auto is the default: accuracy as served in trainings is (docs/results.md)."
+    if left_out := [name for name in WEIGHTINGS if name not in result.weights]:
+        yield f"Left out, because this system cannot be trained under them: {', '.join(left_out)}."
     if "adaptive" in result.weights:
         yield "adaptive begins with these weights, and follows the errors on validation data."
 

@@ -136,7 +136,8 @@ def _print_training(run: Run, as_json: bool) -> None:
     dropped = {node for record in run.records for node in record["dropped"]}
     validation = last["validation"]
     if as_json:
-        print_json({"run": str(run.path), "rounds": last["round"], "validation": validation})
+        found = {"run": str(run.path), "rounds": last["round"], "validation": validation}
+        print_json(found | {"dropped": sorted(dropped)})
         return
     click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting}.")
     exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
@@ -188,9 +189,9 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
         [f"exit {exit}", percent(on_all), rate(served.rate), percent(served.accuracy)]
         for exit, (on_all, served) in exits
     ]
-    rows += [[name, "", rate(served.rate), percent(served.accuracy)] for name, served in result.nodes.items()]
     total = sum(served.rate for served in result.exits)
     rows.append(["whole system", "", rate(total), percent(result.accuracy)])
+    rows += [[name, "", rate(served.rate), percent(served.accuracy)] for name, served in result.nodes.items()]
     print_table(title, ["", "on all samples", "serves/s", "on what it serves"], rows)
 
 
@@ -269,7 +270,7 @@ def _print_comparison(name: str, result: Comparison, trainings: list[str], *, wi
     rows = []
     for training in trainings:
         accuracies = (*result.exit_accuracy(training), result.accuracy(training))
-        rows.append([training, *(spread(each.mean, each.std) for each in accuracies)])
+        rows.append([training, *(spread(each.mean, each.std) if each else "-" for each in accuracies)])
     exits = [f"exit {exit}" for exit in range(1, len(rows[0]) - 1)]
     columns = ["weighting", *exits, "as served"]
     if with_costs:

@@ -44,7 +44,8 @@ class Preparation:
         shape = (1, -1) + (1,) * (inputs.ndim - 2)
         mean = torch.tensor(self.mean, dtype=dtype, device=device).view(shape)
         std = torch.tensor(self.std, dtype=dtype, device=device).view(shape)
-        return (inputs.to(device) - mean) / std
+        raw = inputs.to(device)
+        return ((raw if raw.dtype == torch.uint8 else raw.to(dtype)) - mean) / std
 
     def augment(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """(B, C, H, W) raw images, each padded with black, cropped back at random, and perhaps mirrored."""

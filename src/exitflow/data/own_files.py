@@ -6,15 +6,18 @@
     crop_padding = 2        # augmentation, if any
     flip = true
 
-Each .npz holds `inputs`, (N, C, H, W) or (N, features) of any numbers, and `labels`, (N,) from 0. A node of a
-federation needs only the training part, the server only the other two.
+Each .npz holds `inputs`, (N, C, H, W) or (N, features), of bytes or any other numbers, which become floats, and
+`labels`, (N,) from 0. A node of a federation needs only the training part, the server only the other two.
 """
 
 from __future__ import annotations
 
+import math
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +42,9 @@ class Description:
 
     def __post_init__(self) -> None:
         require(self.num_classes >= 2, "num_classes", f"must be at least 2, got {self.num_classes}")
-        require(min(self.std, default=0) > 0, "std", f"each must be above 0, got {list(self.std)}")
+        require(all(map(math.isfinite, self.mean)), "mean", f"each must be a finite number, got {list(self.mean)}")
+        positive = bool(self.std) and all(math.isfinite(each) and each > 0 for each in self.std)
+        require(positive, "std", f"each must be finite and above 0, got {list(self.std)}")
         same = len(self.mean) == len(self.std)
         require(same, "mean", f"needs one for each of the {len(self.std)} channels, got {len(self.mean)}")
         require(self.crop_padding >= 0, "crop_padding", f"must be 0 or more, got {self.crop_padding}")
@@ -69,10 +74,17 @@ def _read(path: Path, description: Description) -> Split:
     try:
         with np.load(path, allow_pickle=False) as file:
             inputs, labels = file["inputs"], file["labels"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
-    if len(inputs) != len(labels) or labels.ndim != 1 or inputs.ndim < 2:
-        raise DataError(f"{path}: {len(inputs)} inputs of {inputs.ndim} dimensions do not fit {labels.shape} labels")
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read as a .npz file with inputs and labels: {error}") from None
+    if labels.ndim != 1 or inputs.ndim < 2 or len(inputs) != len(labels):
+        raise DataError(f"{path}: inputs of shape {inputs.shape} do not fit labels of shape {labels.shape}")
+    if inputs.dtype.kind not in "uifb" or inputs.dtype.itemsize > 8 or labels.dtype.kind not in "ui":
+        problem = f"got {inputs.dtype} and {labels.dtype}"
+        raise DataError(f"{path}: inputs must be numbers of 64 bits at most and labels whole ones, {problem}")
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        raise DataError(f"{path}: inputs hold NaN or infinity")
+    if inputs.ndim != 4 and (description.crop_padding or description.flip):
+        raise DataError(f"{path}: only images can be shifted or mirrored, inputs have the shape {inputs.shape}")
     if inputs.shape[1] != len(description.mean):
         raise DataError(
             f"{path}: inputs have {inputs.shape[1]} channels, {DESCRIPTION} has {len(description.mean)} means"
@@ -81,4 +93,9 @@ def _read(path: Path, description: Description) -> Split:
         raise DataError(
             f"{path}: labels are from {labels.min()} to {labels.max()}, not 0 to {description.num_classes - 1}"
         )
-    return Split(torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)))
+    return Split(torch.from_numpy(inputs.astype(_kept_as(inputs.dtype))), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _kept_as(dtype: np.dtype[Any]) -> Any:
+    """Bytes as they are, and all else as floats, which is what it becomes: PyTorch does little with other numbers."""
+    return np.uint8 if dtype == np.uint8 else np.float32

@@ -28,6 +28,8 @@ def layer_shares(kind: str, num_exits: int) -> tuple[float, ...]:
         return (1.0,) * num_exits
     if kind == "biased":
         return tuple(2.0**exit for exit in range(num_exits))
+    if kind != "highly-biased":
+        raise ConfigError(f"there is no partition {kind!r}", key="partition")
     if num_exits != len(HIGHLY_BIASED):
         problem = f"'highly-biased' is for 3 exits, this system has {num_exits}; give layer_shares instead"
         raise ConfigError(problem, key="partition")
@@ -37,7 +39,8 @@ def layer_shares(kind: str, num_exits: int) -> tuple[float, ...]:
 def node_samples(topology: Topology, shares: Sequence[float], total: int) -> dict[str, int]:
     """How many of `total` samples each node holds. What does not divide evenly goes to the deepest nodes."""
     layers = {exit: nodes for exit in range(1, topology.num_exits + 1) if (nodes := topology.with_exit(exit))}
-    exact = {exit: Fraction(shares[exit - 1]) for exit in layers}
+    largest = Fraction(max(shares[exit - 1] for exit in layers))
+    exact = {exit: (Fraction(shares[exit - 1]) / largest).limit_denominator(10**9) for exit in layers}  # 1/12 is meant
     whole = sum(exact.values())
     counts: dict[str, int] = {}
     for exit, nodes in layers.items():

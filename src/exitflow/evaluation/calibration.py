@@ -54,7 +54,8 @@ def calibrate(
     for node, received, served in follow_samples(ranks, topology, plan):
         values = ranks[node.exit - 1]
         fraction = plan.nodes[node.name].serve_fraction
-        found[node.name] = NodeCalibration(fraction, _quantiles(values, received), _threshold(values, received, served))
+        threshold = _threshold(values, received, served) if fraction > 0 else None
+        found[node.name] = NodeCalibration(fraction, _quantiles(values, received), threshold)
     return {node.name: found[node.name] for node in topology.nodes}
 
 
@@ -64,10 +65,15 @@ def _sorted_out(values: FloatArray) -> FloatArray:
 
 
 def _threshold(values: FloatArray, received: FloatArray, served: FloatArray) -> float | None:
-    """Halfway between the least sure sample that is mostly served and the surest that is mostly forwarded."""
+    """Halfway between the least sure sample that is mostly served and the surest that is mostly forwarded.
+
+    Just above the surest where none is mostly served; None where none is mostly forwarded.
+    """
     kept = values[(received > 0) & (served >= received / 2)]
     sent = values[(received > 0) & (served < received / 2)]
-    return float((kept.min() + sent.max()) / 2) if len(kept) and len(sent) else None
+    if not len(sent):
+        return None
+    return float((kept.min() + sent.max()) / 2 if len(kept) else np.nextafter(sent.max(), np.inf))
 
 
 def _quantiles(values: FloatArray, weights: FloatArray) -> tuple[float, ...]:

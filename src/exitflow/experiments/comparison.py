@@ -17,9 +17,8 @@ from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.methods import apply_method
 from exitflow.experiments.runs import evaluate
-from exitflow.experiments.system import System
+from exitflow.experiments.system import System, layers
 from exitflow.experiments.training import resume_or_train
-from exitflow.models.specs import SeparateNetworks
 
 
 @dataclass(frozen=True)
@@ -31,23 +30,27 @@ class Comparison:
     evaluations: dict[str, tuple[Evaluation, ...]]
     costs: dict[str, tuple[TrainingCosts, ...]]
     methods: tuple[str, ...] = ()  # which of the names are methods, and no weightings
-    layers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # where exits are nodes: the layer of each
+    layers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name -> of each exit; itself if not given
 
     def accuracy(self, name: str) -> Spread:
         """Of the whole system."""
         return Spread.of([evaluation.accuracy for evaluation in self.evaluations[name]])
 
-    def exit_accuracy(self, name: str) -> tuple[Spread, ...]:
-        """Of each exit on all samples; where every node has a network of its own, the mean over the layer's."""
-        found = [self._by_layer(name, evaluation.exit_accuracy) for evaluation in self.evaluations[name]]
-        return tuple(Spread.of(values) for values in zip(*found, strict=True))
+    def exit_accuracy(self, name: str) -> tuple[Spread | None, ...]:
+        """Of each exit on all samples; where every node has a network of its own, the mean over the layer's.
 
-    def _by_layer(self, name: str, accuracies: Sequence[float]) -> list[float]:
+        None for a layer without any.
+        """
+        found = [self._by_layer(name, evaluation.exit_accuracy) for evaluation in self.evaluations[name]]
+        by_exit = ([each for each in values if each is not None] for values in zip(*found, strict=True))
+        return tuple(Spread.of(values) if values else None for values in by_exit)
+
+    def _by_layer(self, name: str, accuracies: Sequence[float]) -> list[float | None]:
         layers = self.layers.get(name, tuple(range(1, len(accuracies) + 1)))
-        members: dict[int, list[float]] = {layer: [] for layer in sorted(set(layers))}
+        members: dict[int, list[float]] = {layer: [] for layer in range(1, max(layers) + 1)}
         for layer, accuracy in zip(layers, accuracies, strict=True):
             members[layer].append(accuracy)
-        return [statistics.fmean(each) for each in members.values()]
+        return [statistics.fmean(each) if each else None for each in members.values()]
 
     def bytes_sent(self, name: str) -> float:
         """Over all links in both directions, of a training; mean over the seeds."""
@@ -68,7 +71,7 @@ class Comparison:
     def _json(self, name: str) -> dict[str, Any]:
         return {
             "accuracy": vars(self.accuracy(name)),
-            "exit_accuracy": [vars(spread) for spread in self.exit_accuracy(name)],
+            "exit_accuracy": [spread and vars(spread) for spread in self.exit_accuracy(name)],
             "bytes_sent": self.bytes_sent(name),
             "multiply_adds": self.multiply_adds(name),
             "seeds": [evaluation.to_json() for evaluation in self.evaluations[name]],
@@ -123,7 +126,7 @@ def compare(
         {name: tuple(done) for name, done in evaluations.items()},
         {name: tuple(each) for name, each in costs.items()},
         tuple(methods),
-        {name: each.model.exits for name, each in variants.items() if isinstance(each.model, SeparateNetworks)},
+        {name: layers(each) for name, each in variants.items()},
     )
 
 

@@ -82,9 +82,11 @@ def serving_as(system: System, setting: str) -> Topology:
 
 
 def layers(system: System) -> tuple[int, ...]:
-    """Of each exit: itself, or, where networks are separate, the exit that its network was cut from."""
-    model = system.model
-    return model.exits if isinstance(model, SeparateNetworks) else tuple(range(1, system.topology.num_exits + 1))
+    """Of each exit: itself, or, where every node has a network of its own, the exit that this was cut from."""
+    model, topology = system.model, system.topology
+    if isinstance(model, SeparateNetworks) and len(topology.nodes) == topology.num_exits:
+        return model.exits
+    return tuple(range(1, topology.num_exits + 1))
 
 
 def with_exits(topology: Topology, exits: Mapping[str, int]) -> Topology:
@@ -95,7 +97,7 @@ def with_exits(topology: Topology, exits: Mapping[str, int]) -> Topology:
 def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:
     """From a TOML file or the name of a preset; `overrides` such as "training.rounds=5" go before what it says."""
     name = str(source)
-    is_file = name.endswith(".toml") or Path(name).exists()
+    is_file = name.endswith(".toml") or (Path(name).exists() and not Path(name).is_dir())
     table = read_toml(Path(name)) if is_file else preset(name)
     try:
         return decode_system(table, overrides, default_name=Path(name).stem if is_file else name)

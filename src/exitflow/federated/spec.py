@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exitflow.config import require
+from exitflow.config import check_choices, require
 from exitflow.errors import suggestion
 from exitflow.federated.weighting import WEIGHTINGS, ExitWeighting, fixed_weights
 
@@ -51,6 +51,7 @@ class TrainingSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_choices(self)
         known = self.weighting in WEIGHTINGS
         problem = f"there is no weighting {self.weighting!r}{suggestion(self.weighting, WEIGHTINGS)}"
         require(known, "weighting", problem)

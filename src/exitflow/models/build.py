@@ -29,15 +29,22 @@ def _build(spec: ModelSpec, input_shape: Shape, num_classes: int) -> NestedModel
 
 
 def _common(spec: CommonNetwork, input_shape: Shape, num_classes: int) -> NestedModel:
-    nested = _build(spec.network, input_shape, num_classes)
+    nested = _with_exits(spec.network, input_shape, num_classes, spec.exit)
     return PlainNetworks({1: nested.submodel(spec.exit)}, dict.fromkeys(range(1, nested.num_exits + 1), 1))
 
 
 def _separate(spec: SeparateNetworks, input_shape: Shape, num_classes: int) -> NestedModel:
     """All begin with the same weights, as the nodes of a federation do."""
-    nested = _build(spec.network, input_shape, num_classes)
+    nested = _with_exits(spec.network, input_shape, num_classes, max(spec.exits))
     networks = {owner: nested.submodel(exit) for owner, exit in enumerate(spec.exits, start=1)}
     return PlainNetworks(networks, {owner: owner for owner in networks})
+
+
+def _with_exits(spec: ModelSpec, input_shape: Shape, num_classes: int, deepest: int) -> NestedModel:
+    nested = _build(spec, input_shape, num_classes)
+    if nested.num_exits < deepest:
+        raise ValueError(f"network has {nested.num_exits} exits, and exit {deepest} is asked for")
+    return nested
 
 
 def _custom(spec: CustomModel, input_shape: Shape, num_classes: int) -> NestedModel:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
-from exitflow.config import decode, located, require, require_table
+from exitflow.config import check_choices, decode, located, require, require_table
 from exitflow.errors import suggestion
 
 HeadKind = Literal["gap", "grid"]
@@ -35,6 +35,7 @@ class _ResidualTrunk:
 
     def check_trunk(self) -> None:
         """Refuse what is no network."""
+        check_choices(self)
         require(self.width >= 1, "width", f"must be at least 1, got {self.width}")
         problem = f"must be from 1 to {MAX_STRIDE}, got {self.stem_stride}"
         require(1 <= self.stem_stride <= MAX_STRIDE, "stem_stride", problem)

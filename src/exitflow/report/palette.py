@@ -29,6 +29,7 @@ _WEIGHTINGS: dict[str, tuple[Colour, str]] = {
     "balanced-adj": (Colour("#009e73", "#2fc79b"), "^"),
     "bound-min": (Colour("#c98a00", "#f0b429"), "v"),
     "adaptive": (Colour("#3ba3dd", "#8fd0ff"), "P"),
+    "linear-depth": (Colour("#7a3b8f", "#c48fe0"), "4"),
 }
 # The peers' methods, in the order of their table (the muted colours of Paul Tol).
 _OTHERS: tuple[tuple[Colour, str], ...] = (
@@ -44,6 +45,7 @@ _OTHERS: tuple[tuple[Colour, str], ...] = (
     (Colour("#5b6fb8", "#a3b4f5"), "1"),
     (Colour("#a05a2c", "#e3a070"), "2"),
     (Colour("#4d7a1f", "#9ccb6a"), "3"),
+    (Colour("#b03a48", "#ff9aa2"), "+"),
 )
 
 # The parts of the error bound: one hue, from light to dark, as they belong together.
@@ -76,8 +78,7 @@ def dashes_of(variant: str) -> str:
 def _look(kind: str) -> tuple[Colour, str]:
     if kind in _WEIGHTINGS:
         return _WEIGHTINGS[kind]
-    methods = [*METHODS]
-    return _OTHERS[(methods.index(kind) if kind in methods else len(kind)) % len(_OTHERS)]
+    return dict(zip(METHODS, _OTHERS, strict=True))[kind]
 
 
 def all_colours() -> list[Colour]:

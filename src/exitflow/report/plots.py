@@ -54,6 +54,7 @@ _STYLE = {
     "ytick.labelcolor": MUTED.light,
     "ytick.major.size": 0,
     "text.color": INK.light,
+    "text.parse_math": False,  # a $ in the name of a system is a $
     "legend.frameon": False,
     "lines.linewidth": 1.7,
     "lines.markersize": 5.5,

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from exitflow.data.spec import DataSpec
+from exitflow.errors import RunError
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
 from exitflow.experiments.system import System, layers
+from exitflow.federated.spec import TrainingSpec
 from exitflow.report.grids import MISSING
 from exitflow.report.page import Field, Page, PageTable, Section
 from exitflow.report.plots import ERROR_TERMS_MEANING, WEIGHT_LIMITS, Plot, curves_plot, error_terms_plot
@@ -19,6 +25,7 @@ from exitflow.topology.rates import serving_plan
 def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
     """What their records say."""
     series = by_kind(runs)
+    _check_comparable(series)
     system = series[0].trainings[0].system
     what = "weightings" if all(each.weighting for each in series) else "ways to train"
     title = system.name if len(runs) == 1 else f"{system.name}: {len(series)} {what}"
@@ -39,20 +46,45 @@ def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
     return Page(title, lead.replace("`", ""), _facts(folder, system, runs), sections)
 
 
+def _check_comparable(series: Sequence[Series]) -> None:
+    """Refuse to average or to set side by side what was trained on different systems."""
+    weighted = [each for each in series if each.weighting]  # a method may change anything
+    pairs = [(each.trainings[0], other, _but_for_seed) for each in series for other in each.trainings[1:]]
+    pairs += [(weighted[0].trainings[0], each.trainings[0], _but_for_training) for each in weighted[1:]]
+    for one, other, what in pairs:
+        if what(one.system) != what(other.system):
+            advice = "report on one of them, or on the folder of one `exitflow compare`"
+            raise RunError(f"{one.folder} and {other.folder} are runs of different systems; {advice}")
+
+
+def _but_for_seed(system: System) -> System:
+    return replace(system, data=replace(system.data, dir=None), training=replace(system.training, seed=0))
+
+
+def _but_for_training(system: System) -> System:
+    return replace(system, data=replace(system.data, dir=None), training=TrainingSpec())
+
+
 def _facts(folder: Path, system: System, runs: Sequence[TrainingFolder]) -> dict[str, str]:
     """Of all runs, which differ at most in how they train `system`."""
-    share = serving_plan(system.topology).exit_share
-    training = system.training
+    share = np.bincount(layers(system), weights=serving_plan(system.topology).exit_share)[1:]  # of each layer
+    data, training = system.data, system.training
     seeds = sorted({run.system.training.seed for run in runs})
     steps = list(dict.fromkeys(run.system.training.server_step for run in runs))
     return {
         "Folder": folder.name or str(folder),
-        "System": f"{len(system.topology.nodes):,} nodes, {system.topology.num_exits} exits",
+        "System": f"{len(system.topology.nodes):,} nodes, {len(share)} exits",
         "Exits answer": ", ".join(f"{percent(each)} %" for each in share),
-        "Data": f"{system.data.name}, {system.data.partition} partition",
+        "Data": f"{data.name}, {_partition(data)}",
         "Training": f"{training.rounds:,} rounds, server step {', '.join(steps)}",
         "Seeds" if len(seeds) > 1 else "Seed": ", ".join(map(str, seeds)),
     }
+
+
+def _partition(data: DataSpec) -> str:
+    shares = ":".join(f"{share:g}" for share in data.layer_shares)
+    text = f"{shares} over the layers" if shares else f"{data.partition} partition"
+    return text if data.dirichlet_alpha is None else f"{text}, labels by Dirichlet({data.dirichlet_alpha:g})"
 
 
 def _accuracy_table(series: Sequence[Series]) -> PageTable:

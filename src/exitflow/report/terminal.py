@@ -118,14 +118,15 @@ def amount(value: float | None) -> str:
     if value is None:
         return "-"
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
+        if value >= 0.9995 * size:  # which is printed as 1
             return f"{value / size:.3g} {unit}"
     return f"{value:.0f}"
 
 
 def rate(requests_per_second: float) -> str:
     """With as many decimals as help."""
-    return f"{requests_per_second:.2f}"
+    small = 0 < requests_per_second < 0.1
+    return f"{requests_per_second:.3g}" if small else f"{requests_per_second:.2f}"
 
 
 @contextmanager

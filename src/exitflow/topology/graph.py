@@ -16,7 +16,8 @@ from itertools import pairwise
 from exitflow.config import require, require_rate
 from exitflow.errors import ConfigError, suggestion
 
-MAX_COUNT = 1_000_000  # nodes of a tier: a slip of the finger must not fill the memory
+MAX_COUNT = 1_000_000  # nodes of a tier: a slip of the finger must not fill the memory ...
+MAX_EXIT = 1_000  # ... and no network has so many exits
 
 
 def require_name(name: str) -> None:
@@ -48,7 +49,7 @@ class Node:
 
     def __post_init__(self) -> None:
         require_name(self.name)
-        require(self.exit >= 1, "exit", f"exits count from 1, got {self.exit}")
+        require(1 <= self.exit <= MAX_EXIT, "exit", f"exits count from 1, up to {MAX_EXIT:,}, got {self.exit}")
         require_rate(self.arrival_rate, "arrival_rate")
         names = [link.name for link in self.parents]
         require(len(set(names)) == len(names), "parents", f"node {self.name!r} names a parent twice: {names}")
@@ -66,7 +67,7 @@ class Tier:
 
     def __post_init__(self) -> None:
         require_name(self.name)
-        require(self.exit >= 1, "exit", f"exits count from 1, got {self.exit}")
+        require(1 <= self.exit <= MAX_EXIT, "exit", f"exits count from 1, up to {MAX_EXIT:,}, got {self.exit}")
         require(1 <= self.count <= MAX_COUNT, "count", f"must be from 1 to {MAX_COUNT:,}, got {self.count}")
         require_rate(self.arrival_rate, "arrival_rate")
         require_rate(self.max_transfer_rate, "max_transfer_rate")

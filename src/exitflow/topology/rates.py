@@ -20,6 +20,8 @@ from exitflow.topology.graph import Node, Topology
 
 FloatArray = npt.NDArray[np.float64]
 
+ROUNDING = 1e-12  # of what a node receives: 0.1 + 0.2 requests/s just fit into a link for 0.3
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRates:
@@ -85,12 +87,15 @@ def node_rates(node: Node, received: float) -> NodeRates:
     bounded = [limit for limit in limits if limit is not None]
     capacity = sum(bounded) if len(bounded) == len(limits) else float("inf")
     transfer = min(capacity, received)
+    serve = received - transfer
+    if serve < ROUNDING * received:
+        serve = 0.0
     if received > 0:
-        fraction = (received - transfer) / received
+        fraction = serve / received
     else:  # the limit of ever less traffic
         fraction = 0.0 if capacity > 0 else 1.0
     sent = {link.name: transfer * share for link, share in zip(node.parents, link_shares(limits), strict=True)}
-    return NodeRates(node.exit, node.arrival_rate, received, received - transfer, transfer, fraction, sent)
+    return NodeRates(node.exit, node.arrival_rate, received, serve, transfer, fraction, sent)
 
 
 def link_shares(limits: list[float | None]) -> list[float]:

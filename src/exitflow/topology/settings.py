@@ -16,9 +16,9 @@ def parse_setting(text: str) -> tuple[float, ...]:
     """`80-15-5` as shares that sum to 1."""
     try:
         parts = [float(part) for part in text.split("-")]
-    except ValueError:
-        parts = []
-    total = math.fsum(parts)
+        total = math.fsum(parts)
+    except (ValueError, OverflowError):
+        parts, total = [], 0.0
     if not parts or not math.isfinite(total) or total <= 0:
         raise ConfigError(f"a serving setting gives each exit's percentage, such as 80-15-5, got {text!r}")
     return tuple(part / total for part in parts)
