@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from exitflow.files import write_atomically
+from exitflow.files import write_atomically, write_secret
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
@@ -26,3 +26,13 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path, monkeypatch):
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_secret_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    def cut_off(descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        write_secret(tmp_path / "secret", b"x")
+    assert list(tmp_path.iterdir()) == []

@@ -102,4 +102,4 @@ def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return x509.DNSName(host.replace("_", "-"))
+        return x509.DNSName(host)

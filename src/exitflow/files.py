@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from exitflow.errors import BusyError
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: temporary file beside it, fsync, rename."""
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Replace `path` by `data`: temporary file beside it, fsync, rename. The umask is taken from `mode`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -29,6 +34,18 @@ def is_leftover(path: Path) -> bool:
 
 def write_secret(path: Path, data: bytes) -> None:
     """A file that only its owner may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    write_atomically(path, data, mode=0o600)
+
+
+@contextmanager
+def locked(path: Path, problem: str) -> Iterator[None]:
+    """Only one process is in here at a time; a BusyError for others. The lock ends with the process, however it ends.
+
+    It is a POSIX lock, which workers do not inherit: one that outlives its parent for a moment holds up nobody.
+    """
+    with path.open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise BusyError(problem) from None
+        yield

@@ -12,6 +12,13 @@ def test_preparation_normalises_each_channel():
     assert prepared.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bool, torch.int64, torch.uint16])
+def test_whatever_numbers_come_floats_of_the_network_s_kind_go_out(dtype):
+    prepared = Preparation((1.0,), (2.0,))(torch.ones(2, 1, 3, 3).to(dtype))
+    assert prepared.dtype == torch.float32
+    assert prepared.tolist() == torch.zeros(2, 1, 3, 3).tolist()
+
+
 def test_preparation_leaves_its_input_alone():
     inputs = torch.ones(2, 1, 3, 3)
     Preparation((1.0,), (2.0,))(inputs)

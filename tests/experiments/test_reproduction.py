@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exitflow.errors import RunError, TrainingError
+from exitflow.errors import BusyError, RunError, TrainingError
 from exitflow.experiments import reproduction as module
 from exitflow.experiments import results as results_module
 from exitflow.experiments.costs import TrainingCosts
@@ -183,6 +183,34 @@ def test_what_another_process_is_training_is_left_to_it(tmp_path):
         result = call("reproduce", "tiny", "--out", tmp_path, "--seeds", "9", "--datasets", "cifar10")
     assert f"Left to another process that is training them: {jobs[1].name}." in result.stderr
     assert [job.name for job in missing(tmp_path)] == [jobs[1].name]
+
+
+def test_nobody_publishes_what_another_process_has_trained_and_is_about_to_publish(tmp_path, monkeypatch):
+    (job, *_) = missing(tmp_path)
+    monkeypatch.setattr(module, "_reports", mp.SimpleQueue(), raising=False)
+    busy = []
+
+    def publish(*args):
+        second = mp.get_context("fork").Process(target=_expect_busy, args=(tmp_path, job))
+        second.start()
+        second.join()
+        busy.append(second.exitcode)
+        real(*args)
+
+    real = module._publish
+    monkeypatch.setattr(module, "_publish", publish)
+    module._do(reproduction(tmp_path), job.name, job.system, job.served_as)
+    assert busy == [0]
+    assert Results(tmp_path).get(job.name)
+    assert not any((tmp_path / ".work").iterdir())
+
+
+def _expect_busy(folder, job):
+    try:
+        module._do(reproduction(folder), job.name, job.system, job.served_as)
+    except BusyError:
+        os._exit(0)
+    os._exit(1)
 
 
 def test_what_cannot_be_used_of_a_training_is_told_with_a_way_out(tmp_path):

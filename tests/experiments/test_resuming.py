@@ -17,7 +17,7 @@ from exitflow.experiments.training import resume, train
 from exitflow.federated.measuring import GradientTable
 from exitflow.federated.run_dir import RunDir
 from tests.experiments.cut_off import DATA, Stop, same_weights, stop_at, unfinished
-from tests.small import TINY, record_of, tiny_system
+from tests.small import TINY, image_dataset, record_of, tiny_system
 
 
 def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
@@ -223,3 +223,28 @@ def test_a_worker_that_dies_loses_no_finished_round(tmp_path):
     assert not any(worker.process.is_alive() for worker in workers)
     assert Run(tmp_path / "cut").state().round == 3
     assert same_weights(whole, resume(tmp_path / "cut", dataset=DATA))
+
+
+def test_a_run_that_another_process_finishes_meanwhile_keeps_its_records(tmp_path, monkeypatch):
+    unfinished(tmp_path / "run")
+    finish, prepared = RunDir.lock, []
+
+    def lock(self):
+        if not prepared:  # this process is ready to go on, and the other one has just ended
+            prepared.append(True)
+            prepared.append(resume(tmp_path / "run", dataset=DATA).records)
+        return finish(self)
+
+    monkeypatch.setattr(RunDir, "lock", lock)
+    run = resume(tmp_path / "run", dataset=DATA)
+    assert run.finished
+    assert run.records == prepared[1]  # to the seconds that they took
+
+
+def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path):
+    unfinished(tmp_path / "run")
+    with pytest.raises(RunError, match="was begun with other data than these"):
+        resume(tmp_path / "run", dataset=image_dataset(64))
+    (tmp_path / "run" / "run-id").write_text("abc")
+    with pytest.raises(RunError, match="was begun in a federation, whose nodes have the data; go on with --superlink"):
+        resume(tmp_path / "run", dataset=DATA)

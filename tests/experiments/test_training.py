@@ -1,20 +1,26 @@
 import json
+import math
 import subprocess
 import sys
+import types
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from exitflow.errors import ConfigError, DataError, RunError, TrainingError
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
+from exitflow.experiments.assembly import Assembly
 from exitflow.experiments.runs import evaluate
+from exitflow.experiments.system import load_system
 from exitflow.experiments.training import resume, train
 from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.models.nested import EarlyExitNetwork
 from tests.experiments.cut_off import DATA, same_weights, unfinished
-from tests.small import image_dataset, tiny_system
+from tests.small import TINY, image_dataset, tiny_system
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
@@ -105,7 +111,7 @@ def test_training_does_not_load_the_compiler(tmp_path):
     code = f"""
 import sys
 from exitflow import train
-from tests.small import image_dataset, tiny_system
+from tests.small import TINY, image_dataset, tiny_system
 train(tiny_system("training.weighting=auto"), {str(tmp_path / "run")!r}, dataset=image_dataset(96))
 print("torch._dynamo" in sys.modules)
 """
@@ -237,3 +243,56 @@ def test_training_learns_digits(tmp_path):
     result = evaluate(train(system, tmp_path / "run", backend="processes"))
     assert min(result.exit_accuracy) > 0.5
     assert result.accuracy > 0.6
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module with a network of the user's own."""
+    module = types.ModuleType("own_network")
+    monkeypatch.setitem(sys.modules, "own_network", module)
+
+    def build(shape, classes):
+        first = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 8), nn.ReLU())
+        stages = [first, nn.Linear(8, 8), nn.Linear(8, 8)]
+        return EarlyExitNetwork(stages, [nn.Linear(8, classes) for _ in stages])
+
+    module.build = build
+    return module
+
+
+OWN = ('model={family="custom",factory="own_network:build"}', *(each for each in TINY if "model" not in each))
+
+
+@pytest.mark.parametrize("weighting", ["auto", "balanced-adj"])
+def test_frozen_parts_of_a_network_stay_as_they_are(own, tmp_path, weighting):
+    build = own.build
+
+    def frozen(shape, classes):
+        network = build(shape, classes)
+        for param in network.stages["1"].parameters():
+            param.requires_grad_(False)
+        return network
+
+    own.build = frozen
+    system = load_system("paper-7", [*OWN, f"training.weighting={weighting}"])
+    run = train(system, tmp_path / "run", dataset=DATA)
+    before, after = Assembly(system, DATA).initial_state().params, run.state().params
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    still = set(before) - moved
+    assert len(still) == 2  # weights and biases of the first layer
+    assert moved
+
+
+def test_tensors_that_cannot_be_averaged_are_refused(own, tmp_path):
+    build = own.build
+
+    def counting(shape, classes):
+        network = build(shape, classes)
+        network.stages["1"].register_buffer("count", torch.zeros((), dtype=torch.int64))
+        return network
+
+    own.build = counting
+    system = load_system("paper-7", OWN)
+    with pytest.raises(ConfigError, match=r"model: tensor '.*count' of the network is torch.int64: what is averaged"):
+        train(system, tmp_path / "run", dataset=DATA)
+    assert not (tmp_path / "run").exists()

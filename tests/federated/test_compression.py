@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -88,3 +90,21 @@ def test_compressed_training_is_the_same_on_every_backend(kind, tmp_path):
     plain = train(tiny_system(), tmp_path / "plain", dataset=image_dataset(96)).state()
     assert all(torch.equal(serial.tensors[name], processes.tensors[name]) for name in serial.tensors)
     assert not all(torch.equal(serial.params[name], plain.params[name]) for name in serial.params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_arrives_as_such(kind, bad):
+    """It is not rounded, and the loop drops it or stops, whatever the backend."""
+    delta = {"w": torch.tensor([1.0, bad, 0.5])}
+    sent = unpack(pack(compression(kind).encoded(delta)))
+    back = compression(kind).decoded(sent, delta)
+    assert not torch.isfinite(back["w"]).all()
+
+
+def test_the_smallest_numbers_are_rounded_to_numbers():
+    tiny = {"w": torch.tensor([1e-44, 0.0])}
+    rounded = compression("int8").rounded(tiny)
+    assert torch.isfinite(rounded["w"]).all()
+    found = compression("int8").decoded(compression("int8").encoded(rounded), tiny)
+    assert torch.equal(found["w"], rounded["w"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from exitflow.errors import ConfigError
+from exitflow.errors import ConfigError, RunError
 from exitflow.experiments.training import Training, resume, train
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.privacy import Privacy, PrivacyLoss, changes, run_secret
@@ -22,7 +22,7 @@ def update(delta, buffers=()):
 
 
 def test_long_updates_are_shortened_and_short_ones_left_alone():
-    privacy = Privacy(5.0, 1.0, secret=0)
+    privacy = Privacy(5.0, 1.0, secret=b"")
     assert privacy.clipped(update([3.0, 4.0])).delta["w"].tolist() == [3.0, 4.0]
     clipped = privacy.clipped(update([6.0, 0.0], [8.0]))
     assert clipped.delta["w"].tolist() == [3.0, 0.0]
@@ -34,7 +34,7 @@ def test_buffers_count_as_what_was_changed_in_them():
 
 
 def test_noise_is_gaussian_with_the_deviation_that_the_accountant_assumes():
-    privacy = Privacy(clip_norm=2.0, noise_multiplier=1.5, secret=7)
+    privacy = Privacy(clip_norm=2.0, noise_multiplier=1.5, secret=b"7")
     sums = {"a": torch.zeros(40_000), "b": torch.zeros(40_000)}
     privacy.add_noise(sums, largest_weight=0.5, round=1)
     for values in sums.values():
@@ -49,9 +49,21 @@ def test_noise_is_another_in_every_round_and_run_and_the_same_when_a_round_is_re
         Privacy(1.0, 1.0, secret).add_noise(sums, 1.0, round)
         return sums["a"].tolist()
 
-    assert noise(1, 1) == noise(1, 1)
-    assert noise(1, 1) != noise(1, 2)
-    assert noise(1, 1) != noise(2, 1)
+    assert noise(b"a", 1) == noise(b"a", 1)
+    assert noise(b"a", 1) != noise(b"a", 2)
+    assert noise(b"a", 1) != noise(b"b", 1)
+
+
+def test_every_bit_of_the_secret_counts():
+    """PyTorch's own generator takes 32, which can be tried out."""
+
+    def noise(secret):
+        sums = {"a": torch.zeros(3)}
+        Privacy(1.0, 1.0, secret).add_noise(sums, 1.0, 1)
+        return tuple(sums["a"].tolist())
+
+    secrets = [bytes(32), *((1 << bit).to_bytes(32, "big") for bit in range(256))]
+    assert len({noise(secret) for secret in secrets}) == 257
 
 
 def exact_gaussian_epsilon(noise_multiplier, num_rounds, delta):
@@ -87,6 +99,14 @@ def test_the_secret_of_a_run_is_drawn_once_and_readable_for_its_owner_only(tmp_p
     assert run_secret(tmp_path / "secret") == first
     assert run_secret(tmp_path / "other") != first
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+    assert len(first) == 32
+
+
+@pytest.mark.parametrize("left", [b"", b"cut off"])
+def test_a_secret_that_is_damaged_is_one_sentence(tmp_path, left):
+    (tmp_path / "secret").write_bytes(left)
+    with pytest.raises(RunError, match=r"secret: is damaged, and without it a round could not be repeated"):
+        run_secret(tmp_path / "secret")
 
 
 def test_noise_without_a_bound_is_refused():
@@ -159,7 +179,7 @@ def test_one_node_moves_the_private_sum_by_no_more_than_the_bound(tmp_path):
 
     system = tiny_system("training.learning_rate=5.0", "training.server_step=paper", "training.help_probability=0.2")
     assembly = Assembly(system, image_dataset(96))
-    privacy = Privacy(0.1, 0.0, secret=1)
+    privacy = Privacy(0.1, 0.0, secret=b"1")
     nodes = list(assembly.samples)
     plan = TrainingPlan(
         nodes, assembly.profile, WEIGHTINGS["serving-rate"], assembly.model.coverage, system.training, privacy=privacy

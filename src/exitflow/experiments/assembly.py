@@ -60,6 +60,10 @@ class Assembly:
         if model.num_exits != num_exits:
             problem = f"has {model.num_exits} exits, but the deepest node stands at exit {num_exits}"
             raise ConfigError(problem, key="model")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if not tensor.is_floating_point():
+                advice = "what is averaged must be floats; make it no buffer, or None"
+                raise ConfigError(f"tensor {name!r} of the network is {tensor.dtype}: {advice}", key="model")
         return model
 
     @cached_property

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -63,7 +64,8 @@ def node_keys(folder: Path) -> dict[str, str]:
 def check_address(text: str) -> str:
     """HOST:PORT."""
     host, _, port = text.rpartition(":")
-    valid = bool(host) and port.isdigit() and 0 < int(port) < 65536
+    known = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", host) and re.fullmatch(r"[0-9]{1,5}", port)
+    valid = known is not None and 0 < int(port) < 65536
     require(valid, "--superlink", f"expected HOST:PORT, such as 10.0.0.1:9092, got {text!r}")
     return text
 

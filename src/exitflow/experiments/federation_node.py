@@ -12,7 +12,7 @@ from pathlib import Path
 
 from exitflow.config import read_toml
 from exitflow.data.sources import load_dataset
-from exitflow.errors import ConfigError
+from exitflow.errors import ConfigError, TrainingError
 from exitflow.experiments.assembly import Assembly
 from exitflow.experiments.federation import read_address, working_folder
 from exitflow.experiments.system import System, decode_system
@@ -82,9 +82,19 @@ def run_node(folder: Path, *, data_dir: str | None, tell: Callable[[str], None])
         try:
             (port,) = free_ports(1)
             command = commands.supernode(folder.resolve(), read_address(folder), port=port, worker=work / "worker")
-            keeper = threading.Thread(target=_keep_running, args=(programs, command, tell), daemon=True)
-            keeper.start()
+            failures: list[Exception] = []
+
+            def keep_running() -> None:
+                try:
+                    _keep_running(programs, command, tell)
+                except Exception as error:  # then nothing would ever come
+                    failures.append(error)
+                    os.write(end, b".")
+
+            threading.Thread(target=keep_running, daemon=True).start()
             serve(Worker(node, trainers), work / "worker", until_closed=lifeline)
+            if failures:
+                raise TrainingError(f"Flower's SuperNode cannot be started: {failures[0]}")
         finally:
             programs.stop()
 

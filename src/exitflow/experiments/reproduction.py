@@ -50,7 +50,7 @@ from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, s
 from exitflow.experiments.training import resume_or_train
 from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.measuring import exit_means, measure_gradients
-from exitflow.files import write_atomically
+from exitflow.files import locked, write_atomically
 
 KEPT = ("spec.toml", "profile.json")
 WORK = ".work"
@@ -233,8 +233,16 @@ def _dataset(name: str, data_dir: str | None) -> Dataset:
 
 def _do(reproduction: Reproduction, name: str, system: System, served_as: Mapping[str, str]) -> None:
     """One training, from wherever it stands to its result; nothing where somebody else has it by now."""
-    if reproduction.results.get(name):
-        return
+    work = reproduction.results.folder / WORK
+    work.mkdir(exist_ok=True)
+    lock = work / f"{name}.lock"
+    with locked(lock, f"{name}: another process is at it"):
+        if not reproduction.results.get(name):
+            _train_and_publish(reproduction, name, system, served_as)
+        lock.unlink(missing_ok=True)  # whoever locks it from now on finds the result
+
+
+def _train_and_publish(reproduction: Reproduction, name: str, system: System, served_as: Mapping[str, str]) -> None:
     started = time.perf_counter()
     folder = reproduction.results.folder
     seconds_before = sum(record.get("seconds") or 0.0 for record in TrainingFolder(folder / WORK / name).records)

@@ -6,7 +6,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from exitflow.evaluation.outputs import exit_outputs
 from exitflow.experiments.assembly import Assembly, dataset_of
 from exitflow.experiments.runs import Run, check_fit, with_weights
 from exitflow.experiments.system import System, same_training
-from exitflow.federated.backends import Place, Status, open_backend
+from exitflow.federated.backends import Place, Status, one_thread, open_backend
 from exitflow.federated.faults import Attendance
 from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
 from exitflow.federated.measuring import GradientTable, measure_gradients
@@ -38,7 +38,7 @@ from exitflow.tensors import num_bytes, take
 from exitflow.theory.costs import calibrated_costs
 
 if TYPE_CHECKING:
-    from exitflow.experiments.federation import Membership
+    from exitflow.experiments.federation import Membership, Session
 
 FloatArray = npt.NDArray[np.float64]
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
@@ -73,9 +73,7 @@ def train(
             assembly.profile  # noqa: B018 - as below
             run_dir = RunDir.create(out, system.to_toml())
             run_dir.write_run_id(run_id)
-            return Training(assembly, run_dir, device).run(
-                lambda state: nullcontext(session.backend(assembly)), observer
-            )
+            return Training(assembly, run_dir, device).run(lambda state: _joined(session, assembly), observer)
     dataset.require("validation", "a training")
     assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
@@ -110,9 +108,20 @@ def resume(
         with join(federation, system, run.directory.run_id(), known=known, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
             training = Training(assembly, run.directory, device)
-            return training.run(lambda state: nullcontext(session.backend(assembly)), observer)
+            return training.run(lambda state: _joined(session, assembly), observer)
+    if run.directory.in_federation:
+        raise RunError(f"{run.path}: was begun in a federation, whose nodes have the data; go on with --superlink")
+    assembly = Assembly(system, dataset)
+    if run.directory.node_samples() not in ({}, assembly.samples):
+        raise RunError(f"{run.path}: was begun with other data than these, which give nodes other numbers of samples")
     place = Place(workers, address, system.federation, status or _silent)
-    return Training(Assembly(system, dataset), run.directory, device).run_at(backend, place, observer)
+    return Training(assembly, run.directory, device).run_at(backend, place, observer)
+
+
+@contextmanager
+def _joined(session: Session, assembly: Assembly) -> Iterator[Backend]:
+    with one_thread():
+        yield session.backend(assembly)
 
 
 def _silent(text: str) -> None:
@@ -161,6 +170,8 @@ class Training:
     def run(self, opened: Callable[[ServerState], AbstractContextManager[Backend]], observer: Observer | None) -> Run:
         """All rounds that are left, and then the trained model."""
         with self._run_dir.lock():
+            if self._run_dir.finished:  # by another process, while this one was getting ready
+                return Run(self._run_dir.path)
             state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
             check_fit(self._assembly.model, state, source=str(self._run_dir.path))
             self._run_dir.forget_records_after(state.round)

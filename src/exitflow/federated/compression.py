@@ -55,7 +55,8 @@ class Compression:
         for name, tensor in delta.items():
             if self.kind == "int8":
                 scale = _scale(tensor)
-                parts |= {name: (tensor / scale).to(torch.int8), name + _SCALE: scale}
+                whole = (tensor / scale).nan_to_num()  # NaN stands in the scale
+                parts |= {name: whole.to(torch.int8), name + _SCALE: scale}
             else:
                 flat = tensor.reshape(-1)
                 places = flat.nonzero()[:, 0]
@@ -84,8 +85,12 @@ class Compression:
             return torch.zeros_like(like).reshape(-1).index_put((places,), part).view(like.shape)
         if part.shape != like.shape:
             raise ValueError(f"tensor {name!r} has shape {list(part.shape)} instead of {list(like.shape)}")
-        whole = part.to(like.dtype)
-        return whole if self.kind == "fp16" else whole * parts[name + _SCALE]
+        if self.kind == "fp16":
+            return part.to(like.dtype)
+        scale = parts[name + _SCALE]
+        if scale.ndim or scale.dtype != like.dtype:  # before anything is computed: it might be huge
+            raise ValueError(f"tensor {name!r} has a scale of shape {list(scale.shape)} and type {scale.dtype}")
+        return part.to(like.dtype) * scale
 
     def _largest(self, tensor: Tensor) -> Tensor:
         flat = tensor.reshape(-1)
@@ -103,7 +108,12 @@ def _eight_bits(tensor: Tensor) -> Tensor:
 
 
 def _scale(tensor: Tensor) -> Tensor:
-    """The least power of two with which the tensor fits into 8 bits: the same before rounding and after."""
+    """The least power of two with which the tensor fits into 8 bits: the same before rounding and after.
+
+    NaN for a tensor that is not finite, so that what is read back is not either.
+    """
     largest = tensor.abs().amax().double() if tensor.numel() else torch.zeros((), dtype=torch.float64)
-    usable = torch.where((largest > 0) & largest.isfinite(), largest / 127.49, 1.0)
-    return torch.exp2(usable.log2().ceil()).to(tensor.dtype)
+    if not largest.isfinite():
+        return torch.full((), math.nan, dtype=tensor.dtype)
+    usable = torch.where(largest > 0, largest / 127.49, 1.0)
+    return torch.exp2(usable.log2().ceil()).to(tensor.dtype).clamp(min=torch.finfo(tensor.dtype).tiny)

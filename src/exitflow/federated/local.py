@@ -104,7 +104,8 @@ class LocalTrainer:
             trained = [task.exits.index(exit) for exit in exits]
             (losses @ loss_weights[trained]).backward()  # type: ignore[no-untyped-call]
             for param, weight in zip(place.params.values(), reaching_weights, strict=False):
-                param.grad.div_(weight)  # type: ignore[union-attr]
+                if param.grad is not None:  # a frozen one has none
+                    param.grad.div_(weight)
             place.pull_back(received, self.spec.proximal_weight)
             place.descend(self.schedule(task.round, step), momentum, self.spec)
             total_losses[0, trained] += losses.detach()
@@ -144,7 +145,7 @@ class LocalTrainer:
         place = self._workplace(exit)
         place.load(state)
         batches = self.data.batches(node, size, seed=derive(self.spec.seed, "variance", node, exit))
-        params = list(place.params.values())
+        params = [param for param in place.params.values() if param.requires_grad]
         count = min(VARIANCE_BATCHES, num_samples // size)
         losses = []
 

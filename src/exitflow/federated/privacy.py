@@ -11,19 +11,23 @@ server itself, the number of samples of each node, and attacks on the floating-p
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.utils import get_total_norm
 
+from exitflow.errors import RunError
 from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.types import Update
 from exitflow.files import write_secret
-from exitflow.seeds import derive
 from exitflow.tensors import Tensors
 
+SECRET_BYTES = 32
 _ORDERS = [*range(2, 65), 80, 128, 256, 512, 1024]  # of Renyi divergences; whole ones have a closed form
 
 
@@ -33,10 +37,10 @@ class Privacy:
 
     clip_norm: float  # C
     noise_multiplier: float  # z; 0: only clip
-    secret: int
+    secret: bytes
 
     @staticmethod
-    def of(spec: FederationSpec, secret: int) -> Privacy | None:
+    def of(spec: FederationSpec, secret: bytes) -> Privacy | None:
         """None where the user did not ask for any."""
         return None if spec.clip_norm is None else Privacy(spec.clip_norm, spec.noise_multiplier or 0.0, secret)
 
@@ -53,8 +57,17 @@ class Privacy:
         """In place, to sums of clipped updates whose weights are `largest_weight` at most."""
         deviation = self.noise_multiplier * self.clip_norm * largest_weight
         for name, total in sums.items():
-            generator = torch.Generator().manual_seed(derive(self.secret, "noise", round, name))
-            total += deviation * torch.randn(total.shape, generator=generator, dtype=torch.float64).to(total.dtype)
+            noise = torch.from_numpy(_normal(total.numel(), self.secret + f"{round} {name}".encode()))
+            total += (deviation * noise).to(total.dtype).view(total.shape)
+
+
+def _normal(count: int, key: bytes) -> npt.NDArray[np.float64]:
+    """(count,) standard normal numbers that nobody can guess without the key: PyTorch's have seeds of 32 bits."""
+    pairs = -(-count // 2)
+    words = np.frombuffer(hashlib.shake_256(key).digest(16 * pairs), dtype="<u8").reshape(2, pairs)
+    uniform = ((words >> np.uint64(11)) + 0.5) / 2**53  # above 0
+    radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]  # Box and Muller
+    return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count]
 
 
 def changes(update: Update, before: Tensors) -> Update:
@@ -80,11 +93,14 @@ class PrivacyLoss:
         return PrivacyLoss(known, min(known, secret), spec.delta)
 
 
-def run_secret(path: Path) -> int:
+def run_secret(path: Path) -> bytes:
     """The secret of a run, drawn once and kept in a file that only its owner may read."""
     if not path.is_file():
-        write_secret(path, str(secrets.randbits(62)).encode())
-    return int(path.read_text())
+        write_secret(path, secrets.token_bytes(SECRET_BYTES))
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise RunError(f"{path}: is damaged, and without it a round could not be repeated with the same noise")
+    return secret
 
 
 def _epsilon(noise_multiplier: float, num_rounds: int, probability: float, delta: float) -> float:

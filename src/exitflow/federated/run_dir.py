@@ -15,18 +15,17 @@ are newer than the checkpoint do not count and are removed when it is resumed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from exitflow.errors import BusyError, RunError
+from exitflow.errors import RunError
 from exitflow.federated.records import Record, read_records
 from exitflow.federated.types import ServerState
-from exitflow.files import is_leftover, write_atomically
+from exitflow.files import is_leftover, locked, write_atomically
 from exitflow.tensors import load_tensors, save_tensors
 
 
@@ -73,6 +72,11 @@ class RunDir:
         """Under what name the nodes of a federation keep their states of this run."""
         write_atomically(self.path / "run-id", run_id.encode())
 
+    @property
+    def in_federation(self) -> bool:
+        """Whether its nodes are elsewhere."""
+        return (self.path / "run-id").is_file()
+
     def run_id(self) -> str:
         """What `write_run_id` wrote."""
         try:
@@ -83,20 +87,14 @@ class RunDir:
     def node_samples(self) -> dict[str, int]:
         """How many samples each node had when the run began; {} where no round has been begun."""
         file = self.path / "profile.json"
-        return dict(json.loads(file.read_text())["node_samples"]) if file.is_file() else {}
+        try:
+            return dict(json.loads(file.read_text())["node_samples"]) if file.is_file() else {}
+        except (ValueError, KeyError, TypeError):
+            raise RunError(f"{file}: was not written by exitflow; delete it, and it will be measured again") from None
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Only one process trains a run at a time; the lock ends with that process, however it ends.
-
-        It is a POSIX lock, which workers do not inherit: one that outlives its parent for a moment holds up nobody.
-        """
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                raise BusyError(f"{self.path}: another process is training this run") from None
-            yield
+    def lock(self) -> AbstractContextManager[None]:
+        """Only one process trains a run at a time."""
+        return locked(self.path / ".lock", f"{self.path}: another process is training this run")
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add the record of a round."""

@@ -136,6 +136,8 @@ def with_header(**fields):
     return lambda node, header, payload: ({**header, **fields} if node == "device-0" else header, payload)
 
 
+ENDLESS = json.dumps({"w": {"dtype": "F32", "shape": [0, 2**62, 8], "data_offsets": [0, 0]}}).encode()
+ENDLESS = len(ENDLESS).to_bytes(8, "little") + ENDLESS  # nothing, of a shape that no number holds
 OLD = json.loads(json.dumps(dataclasses.asdict(task_of(1, "device-0", 1, 1.0, 9))))
 
 
@@ -154,6 +156,8 @@ OLD = json.loads(json.dumps(dataclasses.asdict(task_of(1, "device-0", 1, 1.0, 9)
         (with_header(num_samples=True), "num_samples is True"),
         (with_header(num_steps="many"), "num_steps is 'many'"),
         (with_header(state_round="x"), "state_round is 'x'"),
+        (with_header(losses=[1.7e308]), "losses are (1.7e+308,)"),
+        (lambda node, header, payload: (header, ENDLESS if node == "device-0" else payload), "cannot be read"),
         (with_header(state_round=-1), "state_round is -1"),
         (lambda node, *found: ({}, b"", "no JSON", True) if node == "device-0" else found, "no JSON"),
         (lambda node, header, payload: (header, payload[:50] if node == "device-0" else payload), "cannot be read"),
@@ -257,3 +261,28 @@ def test_status_names_those_that_are_waited_for(tmp_path):
     patient = dataclasses.replace(backend, status=told.append, spec=FederationSpec(deadline=0.3))
     list(patient.run(state, [task_of(1, "cloud-0", 3, 1.0, 1)]))
     assert "waiting for cloud-0" in told
+
+
+def test_a_diverged_node_is_dropped_with_compression_too(tmp_path):
+    found, *_ = run(tmp_path, overrides=("training.learning_rate=1e30", "federation.compression=int8"))
+    delta = found["cloud-0"].delta
+    assert not all(torch.isfinite(tensor).all() for tensor in delta.values())
+
+
+def test_a_scale_that_would_fill_the_memory_is_refused_before_it_is_used(tmp_path):
+    def enlarge_scale(tensors):
+        name = next(name for name in tensors if name.endswith("scale"))
+        tensors[name] = torch.ones(100, 1, 1, 1, 1)
+
+    spoil = with_tensors(enlarge_scale)
+    found, *_ = run(tmp_path, spoil, overrides=("federation.compression=int8",))
+    assert "has a scale of shape [100, 1, 1, 1, 1]" in found["device-0"].reason
+    assert isinstance(found["device-1"], Update)
+
+
+def test_where_updates_get_noise_none_is_refused_for_its_size(tmp_path):
+    found, *_ = run(tmp_path, with_tensors(enlarge), clip_norm=1.0, noise_multiplier=1.0)
+    assert isinstance(found["device-0"], Update)
+    found, *_ = run(tmp_path, with_tensors(enlarge), clip_norm=1.0)
+    assert found["device-0"].refused
+    assert found["device-0"].wire_bytes[1] > 0

@@ -77,16 +77,22 @@ def open_backend(
     workers: int | None = None,
     place: Place | None = None,
 ) -> Iterator[Backend]:
-    """The backend of that name, ended when the block is left. PyTorch computes in one thread meanwhile, so that
-    every backend gives the same bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    """The backend of that name, ended when the block is left."""
+    with one_thread():
         backend = BACKENDS[name](trainer, state, place or Place(workers))
         try:
             yield backend
         finally:
             backend.close()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes in one thread meanwhile, so that every backend gives the same bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
 

@@ -29,7 +29,7 @@ from exitflow.models.nested import Coverage
 from exitflow.tensors import Tensors, take
 
 POLL = 0.1  # seconds between looks for replies
-LARGEST_FIGURE = 1e12  # that is believed of a gradient
+LARGEST_FIGURE = 1e12  # that is believed of a loss or a gradient
 
 log = logging.getLogger("exitflow.federated")
 
@@ -52,7 +52,13 @@ class FlowerBackend:
     _screens: list[SizeScreen] = field(default_factory=list)
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update | Missing]:
-        """What came of each task."""
+        """What came of each task.
+
+        Where updates get noise none is refused for its size: they are clipped anyway, and whether one counts would
+        depend on the data of others, which the noise does not hide.
+        """
+        if self.spec.noise_multiplier is not None:
+            return self._updates(state, tasks)
         if not self._screens:
             self._screens.append(SizeScreen(self.spec.norm_limit))
         return self._screens[0](self._updates(state, tasks))
@@ -181,10 +187,13 @@ def check_figures(update: Update, num_samples: int) -> None:
         raise ValueError(f"num_samples is {update.num_samples}, and was {num_samples} when the run began")
     if update.state_round is not None and (type(update.state_round) is not int or update.state_round < 0):
         raise ValueError(f"state_round is {update.state_round!r}")
-    if len(update.losses) != len(update.task.exits) or not all(
-        loss is None or isinstance(loss, float) for loss in update.losses
-    ):
+    if len(update.losses) != len(update.task.exits) or not all(map(_is_loss, update.losses)):
         raise ValueError(f"losses are {update.losses!r}")
+
+
+def _is_loss(value: Any) -> bool:
+    """NaN and infinity are; for these the loop has a rule of its own."""
+    return value is None or (isinstance(value, float) and not (LARGEST_FIGURE < abs(value) < math.inf))
 
 
 def gradient_figures(header: Mapping[str, Any]) -> GradientFigures:

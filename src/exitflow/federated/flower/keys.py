@@ -22,16 +22,22 @@ def write_authority(folder: Path, hosts: Sequence[str]) -> None:
     """
     authority = make_authority("exitflow federation", days=DAYS_VALID)
     server = make_identity("exitflow server", authority, hosts, days=DAYS_VALID)
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_private(folder)
     (folder / "ca.crt").write_bytes(authority.certificate_pem)
     (folder / "server.crt").write_bytes(server.certificate_pem)
     write_secret(folder / "server.key", server.key_pem)
 
 
+def _make_private(folder: Path) -> None:
+    """For its owner alone: besides keys, states and the SuperLink's database with single updates come to lie there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
 def write_node_key(folder: Path) -> str:
     """`node.key` and `node.pub` in OpenSSH's format; returns the public key as Flower shows it."""
     key = ec.generate_private_key(ec.SECP384R1())
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_private(folder)
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )

@@ -18,5 +18,5 @@ def unpack(data: bytes) -> dict[str, Tensor]:
     """What was packed; ValueError where it is damaged."""
     try:
         return load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
         raise ValueError(f"the tensors cannot be read: {error}") from None

@@ -70,7 +70,8 @@ def _received(trainer: LocalTrainer, exits: Sequence[int], payload: bytes) -> Se
 def serve(worker: Worker, path: Path, *, until_closed: int) -> None:
     """Answer at the socket `path`, one message at a time, until the other end of a pipe is closed."""
     torch.set_num_threads(1)
-    path.unlink(missing_ok=True)
+    if path.is_socket():  # of a worker that was killed
+        path.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         os.chmod(path, 0o600)
