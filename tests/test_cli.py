@@ -197,7 +197,7 @@ def test_explain_sets_the_weightings_side_by_side():
         (["compare", "paper-7", "--weightings", "serving-rat"], "did you mean 'serving-rate'?"),
         (
             ["compare", "paper-7", "--seeds", "a"],
-            "exitflow: --seeds: expected different numbers such as 9,42,67, got 'a'",
+            "exitflow: --seeds: expected different numbers from 0 on, such as 9,42,67, got 'a'",
         ),
         (["compare", "paper-7", "--seeds", "9,9"], "exitflow: --seeds: expected different numbers"),
     ],

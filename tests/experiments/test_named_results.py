@@ -34,7 +34,9 @@ def test_results_of_two_scales_are_refused_by_all_that_would_mix_them(folder, tm
     document.write_text("<!-- results:table1 cifar10 -->\n<!-- end -->\n")
     for options in ((), ("--update", document), ("--check", document)):
         result = call("report", folder, *options, code=2)
-        assert f"{folder / OTHER}: is of another system than small {OTHER} is now; delete it" in result.stderr
+        assert (
+            f"{folder / OTHER}: is of another system than small {OTHER} is now; choose another folder" in result.stderr
+        )
 
 
 def test_a_result_under_the_name_of_another_is_refused(folder):

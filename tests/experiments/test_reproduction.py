@@ -160,7 +160,9 @@ def test_only_the_columns_that_are_asked_for_are_trained_and_printed(done, tmp_p
 def test_results_of_another_system_are_refused(done, monkeypatch):
     folder, _ = done
     tiny_tables.patch(monkeypatch.setattr, 5)
-    with pytest.raises(RunError, match=r"seed-9: is of another system .* delete it, or choose another folder"):
+    with pytest.raises(
+        RunError, match=r"seed-9: is of another system .* choose another folder for results, or delete it"
+    ):
         missing(folder)
     with pytest.raises(RunError, match="is of another system"):
         missing(folder, (42,))  # none of which is there, but what is must not be mixed with it
@@ -381,8 +383,8 @@ def test_ctrl_c_ends_with_130_one_sentence_and_no_worker(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["tabel1"], "there is no table 'tabel1'"),
-        (["tiny", "--seeds", "9,9"], "--seeds: expected different numbers such as 9,42,67, got '9,9'"),
+        (["tabel1"], "there is no table 'tabel1'; known are: all"),
+        (["tiny", "--seeds", "9,9"], "--seeds: expected different numbers from 0 on, such as 9,42,67, got '9,9'"),
         (["tiny", "--datasets", "mnist"], "--datasets: expected cifar10, cifar100 or both, got 'mnist'"),
         (["only", "--datasets", "cifar100"], "--datasets: only is about cifar10 only, got 'cifar100'"),
         (
@@ -407,8 +409,15 @@ def test_data_that_are_not_there_are_missed_before_anything_is_begun(tmp_path, m
     assert "say where with --data-dir" in result.stderr
     result = call("reproduce", "table1", "--out", tmp_path / "r", "--data-dir", tmp_path, code=2)
     assert "data set 'cifar10' is not there: looked for" in result.stderr
+    assert f"_seed-9 and 89 more have no result yet in {tmp_path / 'r'}" in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "r").exists()
+
+
+def test_a_file_where_results_should_be_is_named(tmp_path):
+    (tmp_path / "r").write_text("x")
+    result = call("reproduce", "tiny", "--out", tmp_path / "r", code=2)
+    assert result.stderr == f"exitflow: {tmp_path / 'r'}: is a file, expected a folder for results\n"
 
 
 def test_an_unknown_scale_is_refused():

@@ -113,14 +113,33 @@ def test_a_hundred_records_are_kept_the_last_and_those_with_a_validation_among_t
 )
 def test_a_damaged_result_is_one_sentence(result, text, problem):
     (result.folder / "result.json").write_text(text)
-    with pytest.raises(RunError, match=rf"result\.json: .*{problem}"):
+    with pytest.raises(RunError, match=rf"result\.json: .*{problem}.*; delete it, and it will be made again$"):
         result.accuracy("80-15-5")
+
+
+def test_what_was_given_is_cut_short_and_says_so(result):
+    (result.folder / "result.json").write_text(json.dumps({"accuracy": {"a": "x" * 200}, "exit_accuracy": []}))
+    with pytest.raises(RunError, match=r'got \{"a": "x+…; delete it'):
+        result.accuracy("80-15-5")
+
+
+def test_records_of_a_result_that_end_too_early_are_one_sentence(result):
+    (result.folder / "spec.toml").write_text(load_system("paper-7:80-15-5", ["training.rounds=3"]).to_toml())
+    lines = [json.dumps(record_of(round)) + "\n" for round in (1, 3)]
+    (result.folder / "rounds.jsonl").write_text("".join(lines))
+    assert [record["round"] for record in Result(result.folder).records] == [1, 3]
+    for kept, last in ((lines[:1], 1), ([], 0)):
+        (result.folder / "rounds.jsonl").write_text("".join(kept))
+        with pytest.raises(RunError, match=rf"expected records up to round 3, got them up to {last}; restore it"):
+            _ = Result(result.folder).records
 
 
 @pytest.mark.parametrize("terms", [1, {"bias": 1}, {"generalisation": 1, "bias": 1, "noise": 1, "sampling": "x"}])
 def test_damaged_error_terms_are_one_sentence(tmp_path, terms):
     write_json(tmp_path / "profile.json", {"error_terms": terms})
-    with pytest.raises(RunError, match=r"profile\.json: error_terms: expected the terms of the error bound, got"):
+    with pytest.raises(
+        RunError, match=r"profile\.json: error_terms: expected the terms of the error bound, got .*; restore it"
+    ):
         _ = TrainingFolder(tmp_path).profile
 
 

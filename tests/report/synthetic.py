@@ -33,7 +33,7 @@ def write_results(
     return folder
 
 
-def write_training(folder: Path, job: Job, rng: np.random.Generator, rounds: int = 12) -> None:
+def write_training(folder: Path, job: Job, rng: np.random.Generator, num_records: int = 12) -> None:
     folder.mkdir(parents=True)
     weights = serving_plan(job.system.topology).exit_share
     top = (
@@ -41,14 +41,14 @@ def write_training(folder: Path, job: Job, rng: np.random.Generator, rounds: int
     )
     (folder / "spec.toml").write_text(job.system.to_toml())
     with (folder / "rounds.jsonl").open("w") as file:
-        for round in range(1, rounds + 1):
-            exits = (top * (1 - np.exp(-3 * round / rounds))).tolist()
+        for number in range(1, num_records + 1):
+            exits = (top * (1 - np.exp(-3 * number / num_records))).tolist()
             validation = {"exit_accuracy": exits, "served_accuracy": exits, "accuracy": float(weights @ exits)}
             record = {
-                "round": round,
+                "round": number * job.system.training.rounds // num_records,
                 "exit_weights": list(weights),
                 "losses": {"1": 1.0},
-                "validation": validation if round % 2 == 0 else None,
+                "validation": validation if number % 2 == 0 else None,
                 "num_tasks": 7,
                 "dropped": [],
                 "link_bytes": {},

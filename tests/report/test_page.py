@@ -259,6 +259,13 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path, monkeypatch, argument
     assert result.stderr.count("\n") == 1
 
 
+def test_results_that_belong_to_no_table_are_told(results_folder, tmp_path):
+    shutil.copytree(next(results_folder.glob("*_seed-9")), tmp_path / "mine_seed-9")
+    result = CliRunner().invoke(main, ["report", str(tmp_path), "--out", str(tmp_path / "page")])
+    assert result.exit_code == 0
+    assert result.stderr == f"None of the results in {tmp_path} belongs to a table.\n"
+
+
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_without_the_extra_it_says_what_to_install(results_folder, package):
     program = (

@@ -55,7 +55,7 @@ def split_seeds(text: str) -> list[int]:
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"expected different numbers such as 9,42,67, got {text!r}", key="--seeds")
+        raise ConfigError(f"expected different numbers from 0 on, such as 9,42,67, got {text!r}", key="--seeds")
     return seeds
 
 

@@ -35,6 +35,8 @@ def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[
 
     page, figures = build_report(results, out)
     click.echo(f"{page}: written, and {figures} {'figure' if figures == 1 else 'figures'} beside it.")
+    if not figures:
+        click.echo(f"None of the results in {results} belongs to a table.", err=True)
 
 
 def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> None:

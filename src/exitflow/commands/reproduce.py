@@ -17,12 +17,12 @@ from exitflow.commands.options import (
     split_seeds,
     workers_option,
 )
-from exitflow.errors import ConfigError
+from exitflow.errors import ConfigError, DataError
 from exitflow.report.terminal import print_figures, print_gradient_variance, progress_bar
 from exitflow.topology.settings import PAPER_SETTINGS
 
 if TYPE_CHECKING:
-    from exitflow.experiments.tables import Table
+    from exitflow.experiments.tables import Job, Table
 
 
 @click.command(short_help="Run the experiments behind a table.")
@@ -79,7 +79,10 @@ def reproduce(
     measured = table in ("all", GRADIENT_VARIANCE)
     unmeasured = reproduction.unmeasured(names, numbers) if measured else []
     if needed := {job.dataset for job in jobs} | {name for name, _ in unmeasured}:
-        reproduction.check(sorted(needed))
+        try:
+            reproduction.check(sorted(needed))
+        except DataError as error:
+            raise DataError(f"{error}; {_missing(jobs, unmeasured)} in {results.folder}") from None
     with progress_bar(len(jobs) + len(unmeasured), unit="trainings" if jobs else "measurements") as show:
         left = reproduction.run(jobs, workers=workers or _default_workers(device), observer=show)
         for done, (name, seed) in enumerate(unmeasured, start=len(jobs)):
@@ -96,6 +99,14 @@ def reproduce(
         print_figures(each, names)
     if measured:
         print_gradient_variance(results, names, numbers)
+
+
+def _missing(jobs: Sequence[Job], unmeasured: Sequence[tuple[str, int]]) -> str:
+    """What data are needed for."""
+    if not jobs:
+        return f"the gradient variance of {len(unmeasured)} data sets and seeds is not there yet"
+    others = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+    return f"{jobs[0].name}{others} {'have' if others else 'has'} no result yet"
 
 
 def _default_workers(device: str) -> int:

@@ -27,4 +27,4 @@ def check_systems(results: Results, scale: tables.Scale | None = None) -> None:
     for result in found:
         if scale is None or not is_right(result, scale):
             problem = f"is of another system than {scale or 'any'} {result.name} is now"
-            raise RunError(f"{result.folder}: {problem}; delete it, or choose another folder for results")
+            raise RunError(f"{result.folder}: {problem}; choose another folder for results, or delete it")

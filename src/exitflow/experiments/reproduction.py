@@ -107,6 +107,8 @@ class Reproduction:
     def _make_folder(self) -> None:
         try:
             self.results.folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise RunError(f"{self.results.folder}: is a file, expected a folder for results") from None
         except OSError as error:
             raise RunError(f"{self.results.folder}: cannot be written: {error.strerror}") from None
         if not os.access(self.results.folder, os.W_OK):

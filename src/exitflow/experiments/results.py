@@ -34,6 +34,7 @@ from exitflow.theory.costs import ErrorTerms
 COSTS = "costs"  # in `result.json`: what the training took
 OWN_ANSWERS = "own_answers"  # in `result.json`: the accuracies if exits that answer together did not
 NUM_RECORDS = 100  # of a training that are kept at most, beside those that were validated
+MADE_AGAIN = "; delete it, and it will be made again"
 NUM_EXITS = 3  # of the paper's network, whose gradients its Table 3 is about
 
 
@@ -72,7 +73,7 @@ class TrainingFolder:
         found = read_json(path)
         if (terms := found.get("error_terms")) is not None:
             known = isinstance(terms, dict) and all(is_number(terms.get(field.name)) for field in fields(ErrorTerms))
-            _expect(known, path, "error_terms", "the terms of the error bound", terms)
+            _expect(known, path, "error_terms", "the terms of the error bound", terms, advice="; restore it")
         return found
 
 
@@ -83,10 +84,20 @@ class Result(TrainingFolder):
     own_answers: bool = False
 
     @cached_property
+    def records(self) -> list[Record]:
+        """Of its rounds, in order, up to the last."""
+        path, rounds = self.folder / "rounds.jsonl", self.system.training.rounds
+        found = read_records(path)
+        last = found[-1]["round"] if found else 0
+        if last != rounds:
+            raise RunError(f"{path}: expected records up to round {rounds}, got them up to {last}; restore it")
+        return found
+
+    @cached_property
     def figures(self) -> dict[str, Any]:
         """What `result.json` says."""
         path = self.folder / "result.json"
-        found = read_json(path)
+        found = read_json(path, advice=MADE_AGAIN)
         seconds, own = found.get("seconds"), found.get(OWN_ANSWERS)
         _check_accuracies(found, path)
         _expect(seconds is None or is_number(seconds), path, "seconds", "a number", seconds)
@@ -149,14 +160,15 @@ class Results:
 
     def provenances(self) -> list[dict[str, Any]]:
         """When, from which source and where each of the figures came about."""
-        return [result.figures for result in self.all()] + [read_json(path) for path in self._gradient_variance_files()]
+        variances = [read_json(path, advice=MADE_AGAIN) for path in self._gradient_variance_files()]
+        return [result.figures for result in self.all()] + variances
 
     def gradient_variance(self, dataset: str, seed: int) -> dict[str, Any] | None:
         """What was measured of the gradients; None where nothing was."""
         path = self.gradient_variance_file(dataset, seed)
         if not path.is_file():
             return None
-        found = read_json(path)
+        found = read_json(path, advice=MADE_AGAIN)
         values = found.get("gradient_variance")
         known = isinstance(values, list) and len(values) == NUM_EXITS and all(map(is_number, values))
         _expect(known, path, "gradient_variance", f"{NUM_EXITS} numbers, one for each exit", values)
@@ -178,10 +190,11 @@ def _check_accuracies(found: Any, path: Path, prefix: str = "") -> None:
     _expect(by_exit, path, f"{prefix}exit_accuracy", "a number from 0 to 1 for each exit", exits)
 
 
-def _expect(condition: bool, path: Path, key: str, expected: str, value: Any) -> None:
+def _expect(condition: bool, path: Path, key: str, expected: str, value: Any, *, advice: str = MADE_AGAIN) -> None:
     if not condition:
-        problem = f"expected {expected}, got {json.dumps(value)[:80]}; delete it, and it will be made again"
-        raise RunError(f"{path}: {key}: {problem}")
+        text = json.dumps(value)
+        got = text if len(text) <= 80 else f"{text[:79]}…"
+        raise RunError(f"{path}: {key}: expected {expected}, got {got}{advice}")
 
 
 def _are_costs(value: Any) -> bool:
@@ -206,14 +219,14 @@ def records_to_keep(records: Sequence[Record]) -> list[Record]:
     return [each for each in records if (len(records) - each["round"]) % step == 0 or each["validation"]]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a file."""
+def read_json(path: Path, *, advice: str = "") -> dict[str, Any]:
+    """An object from a file; `advice` ends the sentence where there is none."""
     try:
         value = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from None
+        raise RunError(f"{path}: cannot be read: {error}{advice}") from None
     if not isinstance(value, dict):
-        raise RunError(f"{path}: expected an object, got {type(value).__name__}")
+        raise RunError(f"{path}: expected an object, got {type(value).__name__}{advice}")
     return value
 
 

@@ -257,14 +257,14 @@ def _legend(figure: Figure, series: Sequence[Series]) -> None:
     handles = [Line2D([], [], label=each.label, **_look(each)) for each in series]
     columns = _legend_columns(series)
     figure.legend(
-        handles=handles, loc="outside lower left", ncols=columns, columnspacing=1.4, handlelength=2.6, fontsize=9
+        handles=handles, loc="outside lower left", ncols=columns, columnspacing=1.4, handlelength=4, fontsize=9
     )
 
 
 def _legend_columns(series: Sequence[Series]) -> int:
-    """As many as fit beside each other; a label takes about 0.08 inches a letter, and its line 0.6."""
+    """As many as fit beside each other; a label takes about 0.08 inches a letter, and its line 0.8."""
     longest = max((len(each.label) for each in series), default=1)
-    most = max(1, min(len(series), int(WIDTH / (0.6 + 0.08 * longest))))
+    most = max(1, min(len(series), int(WIDTH / (0.8 + 0.08 * longest))))
     rows = -(-len(series) // most)
     return -(-len(series) // rows)
 

@@ -41,7 +41,8 @@ def curvature_of_rates(first: float, last: float, num_steps: int) -> tuple[float
     """(L, mu) for which the theorem's rates over `num_steps` steps in all begin with `first` and end with `last`.
 
     The first is 1 / (4 L), as long as 8 kappa >= J; how fast they fall from there gives mu. Rates that hardly fall, or
-    rise, belong to a kappa beyond what the steps can tell, and count as kappa = J T / 8, for which they halve.
+    rise, belong to a kappa beyond what the steps can tell, and count as kappa = J T / 8, for which they halve; those
+    that fall faster than any kappa lets them count as kappa = 1.
     """
     smoothness = 1 / (4 * first)
     most = max(num_steps / 8, 1.0)
