@@ -268,8 +268,9 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
         call("plan", "paper-7")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("backend", ["serial", "processes"])
-def test_ctrl_c_ends_with_130_and_leaves_no_worker(tmp_path, backend):
+def test_a_signal_ends_with_its_code_and_leaves_no_worker(tmp_path, backend, number, code):
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # background jobs ignore it
     command = [sys.executable, "-c", listen + "from exitflow.cli import main; main()", "train", "paper-7", "--out"]
     command += [str(tmp_path / "run"), *TINY_OPTIONS, "--backend", backend, "--rounds", "100000"]
@@ -278,9 +279,9 @@ def test_ctrl_c_ends_with_130_and_leaves_no_worker(tmp_path, backend):
         while not (tmp_path / "run" / "checkpoint.safetensors").exists():
             assert process.poll() is None
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         _, stderr = process.communicate(timeout=60)
-        assert process.returncode == 130
+        assert process.returncode == code
         assert stderr == "exitflow: interrupted; `train --resume` goes on where it was\n"
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)

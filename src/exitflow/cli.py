@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import importlib
 import re
+import signal
+import threading
 from typing import Any
 
 import click
@@ -54,6 +56,10 @@ RESUMED_BY = {  # command -> what goes on where it was
 }
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as service managers and batch systems send it."""
+
+
 class _Group(click.Group):
     """Loads a command when it is called, and prints the errors of exitflow as one sentence, without a traceback."""
 
@@ -72,9 +78,10 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except ExitflowError as error:
             problem, exit_code = str(error), error.exit_code
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             goes_on = RESUMED_BY.get(str(ctx.invoked_subcommand), "")
-            problem, exit_code = f"interrupted{goes_on and f'; `{goes_on}` goes on where it was'}", 130
+            problem = f"interrupted{goes_on and f'; `{goes_on}` goes on where it was'}"
+            exit_code = 128 + (signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
         except OSError as error:
             if error.errno == errno.EPIPE:  # a reader such as `head` has seen enough
                 raise
@@ -94,7 +101,8 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="exitflow")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Train one early-exit network across devices, edge servers and cloud for the traffic each will serve.
 
     SYSTEM is a TOML file, or a preset such as paper-7:80-15-5.
@@ -105,3 +113,10 @@ def main() -> None:
       exitflow train paper-7:80-15-5 --out runs/first
       exitflow evaluate runs/first
     """
+    if ctx.invoked_subcommand in RESUMED_BY and threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _terminate)
+        ctx.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
+
+
+def _terminate(*_: Any) -> None:
+    raise _Terminated

@@ -370,12 +370,16 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path):
         assert len(Results(tmp_path).all()) < DISTINCT  # they have not simply run to their end
 
 
-def test_ctrl_c_ends_with_130_one_sentence_and_no_worker(tmp_path):
+@pytest.mark.parametrize(
+    ("send", "number", "code"),
+    [(os.killpg, signal.SIGINT, 130), (os.killpg, signal.SIGTERM, 143), (os.kill, signal.SIGTERM, 143)],
+)
+def test_a_signal_ends_with_its_code_one_sentence_and_no_worker(tmp_path, send, number, code):
     with program(tmp_path) as process:
         until_training(process, tmp_path)
-        os.killpg(process.pid, signal.SIGINT)
+        send(process.pid, number)
         _, stderr = process.communicate()
-        assert process.returncode == 130
+        assert process.returncode == code
         assert stderr == "exitflow: interrupted; `reproduce` goes on where it was\n"
         until_nobody_is_left(process.pid)
 
