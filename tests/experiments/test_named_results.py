@@ -9,7 +9,7 @@ from exitflow.experiments.named_results import check_systems
 from exitflow.experiments.results import Results
 from exitflow.experiments.tables import TABLES, distinct_trainings
 from tests.command import call
-from tests.report.synthetic import write_results
+from tests.report.synthetic import write_gradient_variance, write_results
 
 ONE = "cifar10_7-nodes_equal_equal-weight_33-33-33_seed-9"
 OTHER = "cifar10_7-nodes_equal_flops-prop_33-33-33_seed-9"
@@ -49,3 +49,18 @@ def test_a_result_under_the_name_of_another_is_refused(folder):
 def test_a_name_that_no_table_has_is_nobodys_business(folder):
     (folder / ONE).rename(folder / "mine_seed-9")
     check_systems(Results(folder))
+
+
+def test_gradient_variances_of_another_scale_are_not_mixed_in(folder):
+    write_gradient_variance(folder, "cifar10", 9)
+    check_systems(Results(folder))
+    path = folder / "gradient-variance_cifar10_seed-9.json"
+    path.write_text(path.read_text().replace('"small"', '"tiny"'))
+    with pytest.raises(RunError, match=r"seed-9\.json: is of the scale tiny, not small; choose another folder"):
+        check_systems(Results(folder))
+    for result in Results(folder).all():
+        shutil.rmtree(result.folder)
+    check_systems(Results(folder))
+    write_gradient_variance(folder, "cifar100", 9)
+    with pytest.raises(RunError, match="is of the scale"):
+        check_systems(Results(folder))

@@ -36,7 +36,17 @@ def test_a_training_that_measured_nothing_tells_nothing(tmp_path):
 EMPTIED = ("node_samples", "serve_share", "multiply_adds", "num_parameters")
 
 
-@pytest.mark.parametrize("damage", [{"gradients": 1}, {"gradients": {"x": []}}, *({key: []} for key in EMPTIED)])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"gradients": 1},
+        {"gradients": {"x": []}},
+        {"num_steps": 0},
+        {"num_steps": 10**400},
+        {"num_parameters": [10**400] * 3},
+        *({key: []} for key in EMPTIED),
+    ],
+)
 def test_damage_is_one_sentence(run, tmp_path, damage):
     profile = json.loads((run.path / "profile.json").read_text())
     (tmp_path / "spec.toml").write_text((run.path / "spec.toml").read_text())

@@ -254,7 +254,7 @@ def test_gradient_variances_of_another_scale_are_refused(tmp_path):
     options = ("--out", tmp_path, "--seeds", "9", "--datasets", "cifar10")
     assert "4.00e-03" in call("reproduce", "table3", *options).output
     result = call("reproduce", "gradient-variance", "--scale", "paper", *options, code=2)
-    assert "cifar10_seed-9.json: is of the scale small, not paper; delete it, or choose another" in result.stderr
+    assert "cifar10_seed-9.json: is of the scale small, not paper; choose another folder" in result.stderr
 
 
 @pytest.mark.parametrize("table", ["tiny", "gradient-variance"])

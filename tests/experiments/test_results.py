@@ -102,6 +102,10 @@ def test_a_hundred_records_are_kept_the_last_and_those_with_a_validation_among_t
         ('{"accuracy": {"a": NaN}, "exit_accuracy": []}', "NaN is no number of JSON"),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [null]}', "exit_accuracy: expected a number from 0 to 1"),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "seconds": "x"}', 'seconds: expected a number, got "x"'),
+        (
+            f'{{"accuracy": {{"a": 1}}, "exit_accuracy": [1], "seconds": 1{"0" * 400}}}',
+            "seconds: expected a number, got 10+…",
+        ),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "own_answers": 1}', "own_answers: expected the accuracies"),
         ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "costs": {"bytes_sent": 1}}', "costs: expected the numbers"),
         (f'{{"accuracy": {{"a": 1{"0" * 400}}}, "exit_accuracy": []}}', "accuracy: expected a number from 0 to 1"),
@@ -143,11 +147,13 @@ def test_damaged_error_terms_are_one_sentence(tmp_path, terms):
         _ = TrainingFolder(tmp_path).profile
 
 
-@pytest.mark.parametrize("values", [1, ["a", 1, 1], [1.0], None])
+@pytest.mark.parametrize("values", [1, ["a", 1, 1], [1.0], None, [1, 1, -1], [1, 1, 10**400]])
 def test_damaged_gradient_variances_are_one_sentence(tmp_path, values):
     results = Results(tmp_path)
     write_json(results.gradient_variance_file("cifar10", 9), {"gradient_variance": values})
-    with pytest.raises(RunError, match=r"seed-9\.json: gradient_variance: expected 3 numbers, one for each exit, got"):
+    with pytest.raises(
+        RunError, match=r"seed-9\.json: gradient_variance: expected 3 numbers from 0 on, one for each exit, got"
+    ):
         results.gradient_variance("cifar10", 9)
 
 
@@ -167,6 +173,7 @@ def test_records_are_read_up_to_a_line_that_a_kill_cut_off(tmp_path):
                 {"round": "2"},
                 {"exit_weights": ["a"]},
                 {"exit_weights": float("nan")},
+                {"exit_weights": [10**400]},
                 {"link_bytes": {"a->b": None}},
                 {"multiply_adds": "many"},
                 {"validation": [1]},

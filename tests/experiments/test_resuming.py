@@ -196,6 +196,22 @@ def test_a_checkpoint_that_does_not_fit_the_spec_is_not_gone_on_with(tmp_path):
         resume(run.path, dataset=DATA)
 
 
+@pytest.mark.parametrize("kept", [slice(0, 0), slice(1, None), slice(0, -1)])
+def test_a_run_whose_records_are_lost_is_not_gone_on_with(tmp_path, kept):
+    with pytest.raises(Stop):
+        train(tiny_system("training.rounds=4"), tmp_path / "run", dataset=DATA, observer=stop_at(2.5))
+    run = Run(tmp_path / "run")
+    records = run.path / "rounds.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    assert len(lines) == 2
+    records.write_text("".join(lines[kept]))
+    with pytest.raises(RunError, match=r"rounds\.jsonl: expected a record of each of the 2 rounds that are done, got"):
+        resume(run.path, dataset=DATA)
+    assert records.read_text() == "".join(lines[kept])
+    records.write_text("".join(lines))
+    assert len(resume(run.path, dataset=DATA).records) == 4
+
+
 def test_lost_records_are_named(tmp_path):
     with pytest.raises(RunError, match=r"rounds.jsonl: the records of the rounds are gone"):
         RunDir(tmp_path).last_record()

@@ -33,7 +33,7 @@ def test_a_warm_up_ends_before_the_training(warmup_rounds):
         TrainingSpec(rounds=5, warmup_rounds=warmup_rounds)
 
 
-@pytest.mark.parametrize(("smoothness", "gamma"), [(0.5, 8 * 5 - 1), (0.01, 10 - 1)])
+@pytest.mark.parametrize(("smoothness", "gamma"), [(0.5, 8 * 5 - 1), (0.1, 10 - 1)])
 def test_the_theorems_schedule_falls_with_every_step(smoothness, gamma):
     mu, num_steps = 0.1, 10
     spec = TrainingSpec(schedule="theorem", strong_convexity=mu, smoothness=smoothness)
@@ -42,6 +42,18 @@ def test_the_theorems_schedule_falls_with_every_step(smoothness, gamma):
     assert schedule(3, 4) == pytest.approx(2 / (mu * (gamma + 2 * 10 + 4 + 1)))
 
 
-def test_the_theorems_schedule_needs_its_constants():
-    with pytest.raises(ConfigError, match="strong_convexity"):
-        TrainingSpec(schedule="theorem", smoothness=1.0)
+@pytest.mark.parametrize(
+    ("constants", "problem"),
+    [
+        ({}, "schedule: 'theorem' needs strong_convexity"),
+        ({"smoothness": 1.0}, "strong_convexity: goes with smoothness; give both or none"),
+        ({"strong_convexity": 1.0}, "strong_convexity: goes with smoothness; give both or none"),
+        (
+            {"strong_convexity": 2.0, "smoothness": 1.0},
+            r"strong_convexity: must be at most smoothness, 1\.0, got 2\.0",
+        ),
+    ],
+)
+def test_the_theorems_schedule_needs_its_constants(constants, problem):
+    with pytest.raises(ConfigError, match=problem):
+        TrainingSpec(schedule="theorem", **constants)

@@ -123,6 +123,15 @@ def test_a_row_that_shares_a_training_has_no_learning_curve_of_its_own(tmp_path)
     assert shown == {"settings": True, "exits": True, "learning": False, "weights": False}
 
 
+def test_ours_is_drawn_beside_the_best_of_the_papers(tmp_path):
+    tables = [TABLES[name] for name in ("table1", "ours", "ours-biased")]
+    folder = write_results(tmp_path / "r", tables, (9,), ["cifar10"])
+    sections = {section.anchor: section.parts[0] for section in make_page(folder).sections if section.parts}
+    assert "best of Table 1" in sections["ours"].plots[0].alt
+    assert "best of Table 5" not in sections["ours-biased"].plots[0].alt  # none of which is there
+    assert "best of" not in sections["table1"].plots[0].alt
+
+
 def test_the_overview_counts_seeds_as_they_are(tmp_path):
     folder = write_results(tmp_path / "r", [TABLES["table1"]], (9,), ["cifar10"])
     overview = dict(make_page(folder).sections[0].tables[0].rows)

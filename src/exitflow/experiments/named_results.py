@@ -11,7 +11,10 @@ from exitflow.experiments.system import System, same_training
 
 
 def check_systems(results: Results, scale: tables.Scale | None = None) -> None:
-    """Refuse a result of another system than its name stands for at `scale`, or at that of the first result."""
+    """Refuse a result of another system than its name stands for at `scale`, or at that of the first result.
+
+    Gradient variances have no system beside them; they say their scale.
+    """
 
     @cache
     def named(scale: tables.Scale) -> dict[str, System]:
@@ -28,3 +31,8 @@ def check_systems(results: Results, scale: tables.Scale | None = None) -> None:
         if scale is None or not is_right(result, scale):
             problem = f"is of another system than {scale or 'any'} {result.name} is now"
             raise RunError(f"{result.folder}: {problem}; choose another folder for results, or delete it")
+    for path, measured in results.gradient_variance_scales().items():
+        scale = scale or measured
+        if measured != scale:
+            problem = f"is of the scale {measured}, not {scale}"
+            raise RunError(f"{path}: {problem}; choose another folder for results, or delete it")

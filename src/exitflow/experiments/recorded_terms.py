@@ -27,7 +27,7 @@ def recorded_terms(training: TrainingFolder, weightings: Iterable[str]) -> dict[
         assert profile.bound is not None
         costs, last = calibrated_costs(profile.bound), profile.num_rounds
         return {name: costs.terms(WEIGHTINGS[name](profile, last)) for name in weightings}
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, TrainingError):
+    except (ArithmeticError, AttributeError, LookupError, TrainingError, TypeError, ValueError):
         raise RunError(f"{training.folder / 'profile.json'}: is not as exitflow writes it; restore it") from None
 
 
@@ -44,4 +44,6 @@ def _measured_profile(training: TrainingFolder) -> ExitProfile:
     )
     table = GradientTable.from_json(known["gradients"])
     steps, parameters = int(known["num_steps"]), [int(count) for count in known["num_parameters"]]
+    if steps < 1:
+        raise ValueError(steps)
     return measured_profile(profile, table, num_parameters=parameters, spec=spec, num_steps=steps)

@@ -95,14 +95,7 @@ class Reproduction:
 
     def unmeasured(self, datasets: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
         """The data sets and seeds whose gradient variance is not there."""
-        return [(name, seed) for name in datasets for seed in seeds if not self._has_variance(name, seed)]
-
-    def _has_variance(self, dataset: str, seed: int) -> bool:
-        found = self.results.gradient_variance(dataset, seed)
-        if found and found.get("scale") != self.scale:
-            path, scale = self.results.gradient_variance_file(dataset, seed), found.get("scale")
-            raise RunError(f"{path}: is of the scale {scale}, not {self.scale}; delete it, or choose another --out")
-        return found is not None
+        return [(name, seed) for name in datasets for seed in seeds if not self.results.gradient_variance(name, seed)]
 
     def _make_folder(self) -> None:
         try:

@@ -170,13 +170,17 @@ class Results:
             return None
         found = read_json(path, advice=MADE_AGAIN)
         values = found.get("gradient_variance")
-        known = isinstance(values, list) and len(values) == NUM_EXITS and all(map(is_number, values))
-        _expect(known, path, "gradient_variance", f"{NUM_EXITS} numbers, one for each exit", values)
+        known = isinstance(values, list) and len(values) == NUM_EXITS and all(map(_is_variance, values))
+        _expect(known, path, "gradient_variance", f"{NUM_EXITS} numbers from 0 on, one for each exit", values)
         return found
 
     def gradient_variance_file(self, dataset: str, seed: int) -> Path:
         """Where it stands."""
         return self.folder / f"gradient-variance_{dataset}_seed-{seed}.json"
+
+    def gradient_variance_scales(self) -> dict[Path, Any]:
+        """At which scale each of these was measured."""
+        return {path: read_json(path, advice=MADE_AGAIN).get("scale") for path in self._gradient_variance_files()}
 
     def _gradient_variance_files(self) -> list[Path]:
         return sorted(self.folder.glob("gradient-variance_*_seed-*.json"))
@@ -195,6 +199,10 @@ def _expect(condition: bool, path: Path, key: str, expected: str, value: Any, *,
         text = json.dumps(value)
         got = text if len(text) <= 80 else f"{text[:79]}…"
         raise RunError(f"{path}: {key}: expected {expected}, got {got}{advice}")
+
+
+def _is_variance(value: Any) -> bool:
+    return is_number(value) and value >= 0
 
 
 def _are_costs(value: Any) -> bool:

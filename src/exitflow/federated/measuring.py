@@ -97,7 +97,6 @@ def _bound_inputs(
         probabilities=profile.probabilities,
         num_rounds=spec.rounds,
         num_steps=num_steps,
-        first_rate=schedule(spec.warmup_rounds + 1, 0) / (1 - spec.momentum),
         last_rate=schedule(spec.rounds, num_steps - 1) / (1 - spec.momentum),
         server_learning_rate=spec.server_learning_rate,
         joint_exits=spec.trains_all_exits,

@@ -61,5 +61,8 @@ def _numbers(values: Iterable[Any]) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Finite, and not true or false."""
-    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+    """Finite, also as a float, and not true or false."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:
+        return False

@@ -115,9 +115,15 @@ class RunDir:
         return records[-1]
 
     def forget_records_after(self, round: int) -> None:
-        """Remove records of rounds that will be repeated, and what a kill has left half written."""
-        kept = [json.dumps(record) + "\n" for record in self.records() if record["round"] <= round]
-        write_atomically(self.records_file, "".join(kept).encode())
+        """Remove records of rounds that will be repeated, and what a kill has left half written.
+
+        Those of all rounds before must be there: weightings, costs and the privacy loss are worked out from them.
+        """
+        kept = [record for record in self.records() if record["round"] <= round]
+        if [record["round"] for record in kept] != list(range(1, round + 1)):
+            problem = f"expected a record of each of the {round} rounds that are done, got {len(kept)}; restore it"
+            raise RunError(f"{self.records_file}: {problem}, or start a new run")
+        write_atomically(self.records_file, "".join(json.dumps(record) + "\n" for record in kept).encode())
         for path in filter(is_leftover, self.path.glob("**/.*")):
             path.unlink(missing_ok=True)
 

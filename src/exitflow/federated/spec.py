@@ -66,6 +66,10 @@ class TrainingSpec:
             value = getattr(self, key)
             valid = value is None or 0 < value <= MAX_FACTOR
             require(valid, key, f"must be above 0, up to {MAX_FACTOR:g}, got {value}")
+        mu, smoothness = self.strong_convexity, self.smoothness
+        require((mu is None) == (smoothness is None), "strong_convexity", "goes with smoothness; give both or none")
+        valid = mu is None or smoothness is None or mu <= smoothness
+        require(valid, "strong_convexity", f"must be at most smoothness, {smoothness}, got {mu}")
         for key in ("final_learning_rate", "weight_decay"):
             value = getattr(self, key)
             require(0 <= value <= MAX_FACTOR, key, f"must be from 0 to {MAX_FACTOR:g}, got {value}")
@@ -92,8 +96,7 @@ class TrainingSpec:
             require(self.help_probability == 0, "help_probability", problem)
             require(not self.sampling, "sampling", problem)
         if self.schedule == "theorem":
-            given = self.strong_convexity is not None and self.smoothness is not None
-            require(given, "schedule", "'theorem' needs strong_convexity (mu) and smoothness (L)")
+            require(mu is not None, "schedule", "'theorem' needs strong_convexity (mu) and smoothness (L)")
 
     @property
     def trains_all_exits(self) -> bool:

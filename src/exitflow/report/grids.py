@@ -9,6 +9,7 @@ from exitflow.experiments.figures import Spread, TableFigures
 from exitflow.experiments.leads import AGAINST_THE_PAPER, CONTESTS, Lead, find_lead
 from exitflow.experiments.results import Results
 from exitflow.experiments.tables import TABLES, Table
+from exitflow.report.palette import REFERENCE
 from exitflow.report.terminal import amount
 from exitflow.topology.settings import PAPER_SETTINGS
 
@@ -144,7 +145,7 @@ def _summary(figures: TableFigures, dataset: str) -> dict[str, tuple[float | Non
     cells = [contest.cells(dataset, setting) for setting in figures.table.settings]
     leads = [find_lead(each, figures.results, figures.seeds) for each in cells]
     return {
-        f"best of {_paper_title(figures.table)}": tuple(lead.best_rival if lead else None for lead in leads),
+        f"{REFERENCE} {_paper_title(figures.table)}": tuple(lead.best_rival if lead else None for lead in leads),
         "auto is ahead by": tuple(lead.difference if lead else None for lead in leads),
     }
 

@@ -20,6 +20,8 @@ MUTED = Colour("#59636f", "#9aa5b1")
 LINES = Colour("#d8dee5", "#343c46")
 PAPER = Colour("#ffffff", "#12161b")
 
+REFERENCE = "best of"  # what begins the label of a line that others are set against
+
 # Every weighting also has a marker of its own, for print without colour.
 _WEIGHTINGS: dict[str, tuple[Colour, str]] = {
     "auto": (Colour("#d55e00", "#ff8a3d"), "*"),
@@ -76,6 +78,8 @@ def dashes_of(variant: str) -> str:
 
 
 def _look(kind: str) -> tuple[Colour, str]:
+    if kind == REFERENCE:
+        return INK, "x"
     if kind in _WEIGHTINGS:
         return _WEIGHTINGS[kind]
     return dict(zip(METHODS, _OTHERS, strict=True))[kind]

@@ -23,6 +23,7 @@ from exitflow.report.grids import (
 )
 from exitflow.report.origin import origin_facts
 from exitflow.report.page import Field, Page, PageTable, Section
+from exitflow.report.palette import REFERENCE
 from exitflow.report.plots import (
     ERROR_TERMS_MEANING,
     WEIGHT_LIMITS,
@@ -99,7 +100,7 @@ def _overview(grids: Sequence[Grid], results: Results) -> PageTable:
         for dataset in DATASETS:
             grid = next((each for each in grids if each.table is table and each.dataset == dataset), None)
             if grid is None:
-                fields.append(Field("not in the paper", missing=True))
+                fields.append(Field(f"{DATASET_TITLES[table.datasets[0]]} only", missing=True))
             else:
                 found = f"{grid.num_found} of {len(grid.entries)}"
                 fields.append(Field(found, _seeds_found(grid), missing=not grid.num_found))
@@ -221,10 +222,20 @@ def _plots(grid: Grid, results: Results) -> Iterator[Plot]:
 def _settings_panels(grid: Grid) -> dict[str, list[Line]]:
     """What was measured, and what the paper reports."""
     rows = [(_row_series(grid, label), entries) for label, entries in grid.rows.items()]
-    panels = {"as measured here": [Line(series, [entry.measured for entry in entries]) for series, entries in rows]}
+    measured = [Line(series, [entry.measured for entry in entries]) for series, entries in rows]
+    panels = {"as measured here": [*measured, *_reference_lines(grid)]}
     if grid.has_paper:
         panels["as the paper reports"] = [Line(series, [entry.paper for entry in entries]) for series, entries in rows]
     return {panel: [line for line in lines if any(line.values)] for panel, lines in panels.items()}
+
+
+def _reference_lines(grid: Grid) -> list[Line]:
+    """The best of the paper's trainings, where the table is set against them."""
+    return [
+        Line(Series(label, REFERENCE, ()), [None if value is None else Spread(value, None) for value in values])
+        for label, values in grid.summary.items()
+        if label.startswith(REFERENCE)
+    ]
 
 
 def _row_series(grid: Grid, label: str, trainings: Sequence[Result] = ()) -> Series:

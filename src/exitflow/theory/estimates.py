@@ -1,8 +1,8 @@
 """The constants of Theorem 1 from what can be known before training. docs/theory.md weighs each of them.
 
-Measured are the gradients and the loss of every exit at the initial model. L and mu nobody can measure; but a learning
-rate is a belief about them. The theorem turns them into rates, 2 / (mu (gamma + tau)); read backwards, it turns the
-first and the last rate of the training into the L and mu for which it would have chosen them.
+Measured are the gradients and the loss of every exit at the initial model. L and mu nobody can measure; but the last
+learning rate is a belief about them. The theorem's own is 2 / (mu (gamma + J T)), and noise and sampling cost kappa
+times that rate times their part of B.
 """
 
 from __future__ import annotations
@@ -31,30 +31,24 @@ class Setup:
     probabilities: FloatArray  # (N, E) p_{i,e}
     num_rounds: int  # T
     num_steps: int  # J
-    first_rate: float  # the local learning rate at the first step after its warm-up, over 1 - momentum
-    last_rate: float  # and at its last
+    last_rate: float  # the local learning rate at the last step, over 1 - momentum
     server_learning_rate: float = 1.0  # eta_s
     joint_exits: bool = False  # a node trains all its exits at once
 
 
-def curvature_of_rates(first: float, last: float, num_steps: int) -> tuple[float, float]:
-    """(L, mu) for which the theorem's rates over `num_steps` steps in all begin with `first` and end with `last`.
+def curvature_of_rate(last: float, num_rounds: int, num_steps: int) -> float:
+    """L = mu for which the theorem's rates end with `last`: kappa = 1, the least that any function has.
 
-    The first is 1 / (4 L), as long as 8 kappa >= J; how fast they fall from there gives mu. Rates that hardly fall, or
-    rise, belong to a kappa beyond what the steps can tell, and count as kappa = J T / 8, for which they halve; those
-    that fall faster than any kappa lets them count as kappa = 1.
+    To read kappa from how fast rates fall would make it grow with J T, and the error with it, as the same fall over
+    more steps is slower. The noise that SGD leaves near the minimum of a quadratic does not depend on kappa.
     """
-    smoothness = 1 / (4 * first)
-    most = max(num_steps / 8, 1.0)
-    fall = 1 / last - 1 / first  # mu (J T - 1) / 2
-    condition = smoothness * (num_steps - 1) / (2 * fall) if fall > 0 else most
-    return smoothness, smoothness / min(max(condition, 1.0), most)
+    gamma = max(8, num_steps) - 1
+    return 2 / (last * (gamma + num_rounds * num_steps))
 
 
 def estimated_inputs(measured: Measured, setup: Setup, curvature: tuple[float, float] | None = None) -> BoundInputs:
     """Theorem 1 for a training; `curvature` is (L, mu) where they are known."""
-    total_steps = setup.num_rounds * setup.num_steps
-    smoothness, mu = curvature or curvature_of_rates(setup.first_rate, setup.last_rate, total_steps)
+    smoothness, mu = curvature or (curvature_of_rate(setup.last_rate, setup.num_rounds, setup.num_steps),) * 2
     loss_bound = float(measured.loss.max())
     return BoundInputs(
         serve_share=setup.serve_share,
