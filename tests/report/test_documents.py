@@ -97,7 +97,7 @@ def test_a_lead_that_no_seed_decides_yet_is_missing(tmp_path):
 def test_the_origin_of_results_is_told(results_folder):
     sentence = render("origin", Results(results_folder))[1]
     assert re.fullmatch(
-        r"\d+ results, made on 2026-01-02 with commit 0123456789ab; a machine, 2 cores, Linux; "
+        r"\d+ results, made on 2026-01-02 with commit 0123456789ab; a machine, 2 cores, Linux, instructions unknown; "
         r"Python 3.11.9, PyTorch 2.13.0\.",
         sentence,
     )
@@ -263,6 +263,16 @@ def has_results(row):
 @pytest.mark.parametrize("scale", OWN_DOCUMENTS)
 def test_our_own_documents_say_what_the_records_say(scale):
     check(OWN_DOCUMENTS[scale], Results(ROOT / "results" / scale))
+
+
+def test_figures_of_our_summary_stand_in_the_tables_too():
+    """A guard against slips only: prose cannot be derived from records."""
+    text = OWN_DOCUMENTS["small"].read_text()
+    summary = text[text.index("## In short") : text.index("## Who is ahead")]
+    blocks = " ".join(re.findall(r"<!-- results:(?:leads|ours).*?<!-- end -->", text, re.DOTALL))
+    said, known = ({*re.findall(r"\d+\.\d+", part)} for part in (summary, blocks))
+    assert len(said) > 10
+    assert said <= known
 
 
 @pytest.mark.parametrize("scale", OWN_DOCUMENTS)

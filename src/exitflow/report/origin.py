@@ -15,11 +15,13 @@ def origin_facts(results: Results) -> dict[str, str]:
         return {}
     dates = sorted({str(each.get("date", "unknown")) for each in found})
     versions = Counter(f"Python {each.get('python', '?')}, PyTorch {each.get('torch', '?')}" for each in found)
+    instructions = [str(each.get("instructions", "unknown")) for each in found]
     return {
         "Results": f"{len(found):,}",
         "Dates": dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
         "Commits": _listed([str(each.get("commit", "unknown")) for each in found]),
         "Machines": _listed([str(each.get("machine", "unknown")) for each in found]),
+        "Instructions": _listed(instructions),
         "Software": _listed(list(versions.elements())),
     }
 
@@ -33,7 +35,7 @@ def origin_sentence(results: Results) -> str:
     commits = "commits" if ", " in facts["Commits"] else "commit"
     return (
         f"{facts['Results']} results, made {dates} {facts['Dates']} with {commits} {facts['Commits']}; "
-        f"{facts['Machines']}; {facts['Software']}."
+        f"{facts['Machines']}, instructions {facts['Instructions']}; {facts['Software']}."
     )
 
 
