@@ -304,7 +304,7 @@ def published_gradient_variance(dataset: str) -> list[float]:
 def find_table(name: str) -> Table:
     """By name."""
     if name not in TABLES:
-        known = [*TABLES, GRADIENT_VARIANCE, "all"]
+        known = [*TABLES, GRADIENT_VARIANCE, "table3", "all"]
         raise ConfigError(f"there is no table {name!r}{suggestion(name, known)}", key="TABLE")
     return TABLES[name]
 
