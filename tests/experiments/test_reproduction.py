@@ -387,7 +387,7 @@ def test_a_signal_ends_with_its_code_one_sentence_and_no_worker(tmp_path, send, 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["tabel1"], "there is no table 'tabel1'; known are: all"),
+        (["nothing"], "there is no table 'nothing'; known are: all"),
         (["tiny", "--seeds", "9,9"], "--seeds: expected different numbers from 0 on, such as 9,42,67, got '9,9'"),
         (["tiny", "--datasets", "mnist"], "--datasets: expected cifar10, cifar100 or both, got 'mnist'"),
         (["only", "--datasets", "cifar100"], "--datasets: only is about cifar10 only, got 'cifar100'"),
