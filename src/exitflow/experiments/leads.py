@@ -93,6 +93,12 @@ CONTESTS = (
         "auto",
         tuple(f"{name} + grid + coverage" for name in _FOUR),
     ),
+    Contest(
+        "auto over the four with our heads, step and answers together",
+        "blended",
+        "auto",
+        tuple(f"{name} + grid + coverage + blended" for name in _FOUR),
+    ),
 )
 
 

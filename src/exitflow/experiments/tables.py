@@ -242,6 +242,12 @@ TABLES: dict[str, Table] = {
             ),
         ),
         Table(
+            "blended",
+            "Beyond the paper: the paper's weightings with our heads and server step, their exits answering together",
+            (_AUTO, *_with("grid + coverage + blended", _OUR_HEADS, _OUR_STEP, _BLENDED)),
+            settings=("80-15-5", "5-15-80"),
+        ),
+        Table(
             "ours-17-nodes",
             "Beyond the paper: auto with 17 nodes",
             (_AUTO,),

@@ -41,6 +41,7 @@ from exitflow.topology.settings import parse_setting
 VARIANCE_TITLE = "Table 3: gradient variance"
 SHORT_TITLES = {
     "ours": "Ours",
+    "blended": "All blended",
     "ours-17-nodes": "Ours, 17 nodes",
     "ours-biased": "Ours, biased",
     "ours-highly-biased": "Ours, highly biased",
