@@ -341,3 +341,5 @@ def test_explain_says_which_weightings_it_leaves_out():
     options = ["training.weighting=auto", "data.layer_shares=[0,0,1]"]
     output = call("explain", "paper-7", *TINY_OPTIONS, *(f"--set={each}" for each in options)).stdout
     assert "Left out, because this system cannot be trained under them: equal-weight, flops-prop" in output
+    assert ": exit 1 has no data to train on: no node with data trains it; put a node there" in output
+    assert "Least in total" not in output  # of one

@@ -28,6 +28,13 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_in_the_place_of_a_file_is_named_by_its_own_name(tmp_path):
+    (tmp_path / "file").mkdir()
+    with pytest.raises(OSError, match="Is a directory") as caught:
+        write_atomically(tmp_path / "file", b"new")
+    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "file"), None)
+
+
 def test_a_secret_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     def cut_off(descriptor):
         raise KeyboardInterrupt

@@ -20,8 +20,8 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:  # a full disk does not say of which file
-        error.filename = error.filename or str(path)
+    except OSError as error:  # a full disk does not say of which file, and the temporary one says nobody anything
+        error.filename, error.filename2 = str(path), None
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -161,7 +161,7 @@ def test_results_of_another_system_are_refused(done, monkeypatch):
     folder, _ = done
     tiny_tables.patch(monkeypatch.setattr, 5)
     with pytest.raises(
-        RunError, match=r"seed-9: is of another system .* choose another folder for results, or delete it"
+        RunError, match=r"seed-9: is of another system .* choose another folder for results, or delete this one"
     ):
         missing(folder)
     with pytest.raises(RunError, match="is of another system"):
@@ -398,6 +398,8 @@ def test_a_signal_ends_with_its_code_one_sentence_and_no_worker(tmp_path, send, 
         (["tiny", "--settings", "5-15-80"], "--settings: tiny has the columns 80-15-5, 33-33-33 only, got '5-15-80'"),
         (["tiny", "--device", "quantum"], "--device: PyTorch cannot compute on 'quantum' here:"),
         (["tiny", "--device", "meta"], "--device: PyTorch cannot compute on 'meta' here:"),
+        (["tiny", "--device", "hpu"], "--device: PyTorch cannot compute on 'hpu' here: No module named 'torch.hpu'\n"),
+        (["tiny", "--device", "mps"], "arguments from the 'MPS' backend\n"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(tmp_path, options, sentence):

@@ -22,20 +22,21 @@ from exitflow.experiments.results import (
     write_json,
 )
 from exitflow.experiments.system import load_system
-from tests.small import record_of
+from tests.small import record_of, tiny_system
 
 
 @pytest.fixture
 def result(tmp_path):
     folder = tmp_path / "one_seed-9"
     folder.mkdir()
-    write_json(folder / "result.json", {"exit_accuracy": [0.25, 0.5], "accuracy": {"80-15-5": 0.3}})
+    (folder / "spec.toml").write_text(tiny_system().to_toml())
+    write_json(folder / "result.json", {"exit_accuracy": [0.25, 0.5, 0.75], "accuracy": {"80-15-5": 0.3}})
     return Result(folder)
 
 
 def test_figures_are_what_was_written(result):
     assert result.accuracy("80-15-5") == 0.3
-    assert result.exit_accuracy == [0.25, 0.5]
+    assert result.exit_accuracy == [0.25, 0.5, 0.75]
     assert result.name == "one_seed-9"
 
 
@@ -45,11 +46,11 @@ def test_a_setting_that_was_not_evaluated_is_named(result):
 
 
 def test_own_answers_stand_beside_those_that_are_given_together(result):
-    own = {"exit_accuracy": [0.25, 0.4], "accuracy": {"80-15-5": 0.2}}
+    own = {"exit_accuracy": [0.25, 0.4, 0.5], "accuracy": {"80-15-5": 0.2}}
     write_json(result.folder / "result.json", {**result.figures, "own_answers": own})
     by_itself = Result(result.folder, own_answers=True)
-    assert (by_itself.accuracy("80-15-5"), by_itself.exit_accuracy) == (0.2, [0.25, 0.4])
-    assert (result.accuracy("80-15-5"), result.exit_accuracy) == (0.3, [0.25, 0.5])
+    assert (by_itself.accuracy("80-15-5"), by_itself.exit_accuracy) == (0.2, [0.25, 0.4, 0.5])
+    assert (result.accuracy("80-15-5"), result.exit_accuracy) == (0.3, [0.25, 0.5, 0.75])
     with pytest.raises(RunError, match=r"result\.json: own_answers: says nothing of the serving setting 1-2-3"):
         by_itself.accuracy("1-2-3")
 
@@ -113,6 +114,9 @@ def test_a_hundred_records_are_kept_the_last_and_those_with_a_validation_among_t
             '{"accuracy": {"a": 1}, "exit_accuracy": [1], "own_answers": {}}',
             r"own_answers\.accuracy: expected a number",
         ),
+        ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "date": 5}', "date: expected a text, got 5"),
+        ('{"accuracy": {"a": 1}, "exit_accuracy": [1], "commit": {"a": 1}}', "commit: expected a text, got"),
+        ('{"accuracy": {"a": 1}, "exit_accuracy": [1]}', "says nothing of the serving setting 80-15-5"),
     ],
 )
 def test_a_damaged_result_is_one_sentence(result, text, problem):
@@ -134,8 +138,16 @@ def test_records_of_a_result_that_end_too_early_are_one_sentence(result):
     assert [record["round"] for record in Result(result.folder).records] == [1, 3]
     for kept, last in ((lines[:1], 1), ([], 0)):
         (result.folder / "rounds.jsonl").write_text("".join(kept))
-        with pytest.raises(RunError, match=rf"expected records up to round 3, got them up to {last}; restore it"):
+        with pytest.raises(RunError, match=rf"expected records up to round 3, got them up to {last}; restore it, or delete"):
             _ = Result(result.folder).records
+
+
+def test_records_with_other_exits_than_the_system_are_one_sentence(result):
+    (result.folder / "spec.toml").write_text(load_system("paper-7:80-15-5", ["training.rounds=2"]).to_toml())
+    lines = [json.dumps(record_of(1)), json.dumps(record_of(2, exit_weights=[0.25] * 4))]
+    (result.folder / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
+    with pytest.raises(RunError, match=r"rounds\.jsonl: round 2: exit_weights: expected 3 numbers, got 4; restore it"):
+        _ = Result(result.folder).records
 
 
 @pytest.mark.parametrize("terms", [1, {"bias": 1}, {"generalisation": 1, "bias": 1, "noise": 1, "sampling": "x"}])
@@ -155,6 +167,21 @@ def test_damaged_gradient_variances_are_one_sentence(tmp_path, values):
         RunError, match=r"seed-9\.json: gradient_variance: expected 3 numbers from 0 on, one for each exit, got"
     ):
         results.gradient_variance("cifar10", 9)
+
+
+def test_a_gradient_variance_of_no_date_is_one_sentence(tmp_path):
+    results = Results(tmp_path)
+    write_json(results.gradient_variance_file("cifar10", 9), {"gradient_variance": [1, 1, 1], "date": None})
+    with pytest.raises(RunError, match=r"seed-9\.json: date: expected a text, got null; delete it"):
+        results.provenances()
+
+
+def test_a_folder_in_the_place_of_a_result_is_one_sentence(tmp_path):
+    (tmp_path / "one" / "result.json").mkdir(parents=True)
+    result = Results(tmp_path).get("one")
+    assert result
+    with pytest.raises(RunError, match=r"one/result\.json: cannot be read: .*Is a directory"):
+        result.accuracy("80-15-5")
 
 
 def test_records_are_read_up_to_a_line_that_a_kill_cut_off(tmp_path):

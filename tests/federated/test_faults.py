@@ -110,6 +110,15 @@ def test_the_lost_weight_of_each_exit_is_reported():
     one_of_two = {"never-fails": 1.0, "often-fails": 0.0, "deep": 1.0}
     ((_, report),) = run_rounds(plan("skip", 1, certain), zero_state(), Unreliable(one_of_two))
     assert report.lost_weight.tolist() == [0.5, 0.0]
+    in_half_of_the_rounds = ((0.5, 0.0), (1.0, 0.0), (0.0, 1.0))
+    chosen = plan("skip", 8, in_half_of_the_rounds)
+    lost = [
+        report.lost_weight[0]
+        for _, report in run_rounds(chosen, zero_state(), Unreliable(one_of_two))
+        if any(task.node == "never-fails" for task in report.tasks)
+    ]
+    assert lost == [pytest.approx(1 / 3)] * len(lost)  # who trains in half of the rounds counts twice
+    assert lost
 
 
 def test_nothing_is_lost_where_all_arrive():

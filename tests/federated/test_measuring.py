@@ -57,8 +57,17 @@ def test_a_table_survives_json_to_the_bit():
         np.testing.assert_array_equal(getattr(again, name), values)
 
 
-def test_the_bound_gets_what_was_measured_and_the_last_rate_of_the_training():
-    spec = TrainingSpec(rounds=100, learning_rate=0.1, momentum=0.9, server_learning_rate=0.5)
+@pytest.mark.parametrize(
+    ("kept", "gain"),
+    [
+        ("keep", 10.0),  # under momentum 0.9 a rate works like one ten times as large
+        ("reset", np.mean([sum(0.9**later for later in range(8 - step)) for step in range(8)])),  # to the round's end
+    ],
+)
+def test_the_bound_gets_what_was_measured_and_the_last_rate_of_the_training(kept, gain):
+    spec = TrainingSpec(
+        rounds=100, learning_rate=0.1, momentum=0.9, momentum_between_rounds=kept, server_learning_rate=0.5
+    )
     bound = measured_profile(PROFILE, TABLE, num_parameters=[5, 9], spec=spec, num_steps=8).bound
     assert bound.gradient_variance[:2, 0].tolist() == [10.0, 40.0]
     assert bound.gradient_variance[2, 0] == pytest.approx(17.5)  # could not measure: as the others
@@ -66,9 +75,9 @@ def test_the_bound_gets_what_was_measured_and_the_last_rate_of_the_training():
     assert bound.gradient_bound[2, 0] == pytest.approx(11 * 1.75)
     assert bound.loss_bound == pytest.approx(2.7)
     assert bound.pseudo_dimension.tolist() == [5, 9]
-    last = 10 * make_schedule(spec, 8)(100, 7)  # under momentum 0.9 a rate works like one ten times as large
+    last = 0.5 * gain * make_schedule(spec, 8)(100, 7)
     assert bound.smoothness == bound.strong_convexity == pytest.approx(curvature_of_rate(last, 100, 8))
-    assert (bound.num_rounds, bound.num_steps, bound.server_learning_rate) == (100, 8, 0.5)
+    assert (bound.num_rounds, bound.num_steps, bound.server_learning_rate) == (100, 8, 1.0)  # eta_s is in the rate
 
 
 def test_curvature_that_the_training_names_is_used():

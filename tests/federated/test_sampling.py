@@ -36,6 +36,8 @@ def test_the_matrix_may_be_given_in_full():
     rows = dict.fromkeys(NODES[:4], (1.0,)) | dict.fromkeys(NODES[4:6], (0.5, 0.25)) | {"cloud-0": (0, 0, 1)}
     matrix = probability_matrix(TREE, EVEN, TrainingSpec(sampling=rows))
     assert matrix.tolist() == [[1, 0, 0]] * 4 + [[0.5, 0.25, 0]] * 2 + [[0, 0, 1]]
+    halved = probability_matrix(TREE, EVEN, TrainingSpec(sampling=rows, participation=0.5))
+    assert halved.tolist() == (matrix / 2).tolist()
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,7 @@ def test_what_is_outside_of_the_blocks_stays_as_it_is(document, results_folder, 
         ("<!-- results table1 cifar10 -->\n<!-- end -->", "line 1: expected <!-- results:TABLE"),
         ("see <!-- results:origin -->\n<!-- end -->", "line 1: expected <!-- results:TABLE"),
         ("<!-- results:origin -->\n<!-- results:origin -->\n<!-- end -->", "line 1: block 'origin' has no"),
+        ("<!-- results:origin -->\n<!-- end -->\n<!-- end -->", "line 3: <!-- end --> ends no block"),
     ],
 )
 def test_marks_that_make_no_sense_are_refused(tmp_path, text, problem):

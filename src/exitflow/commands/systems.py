@@ -70,7 +70,7 @@ def explain(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Why one weighting and not another: their weights in the last round of SYSTEM, and the errors these allow.
+    """Why one weighting and not another: their weights in the last round of SYSTEM, and what they cost by the error bound.
 
     Measures the gradients at the initial model, and fills the paper's error bound with them. The errors are in units
     of the loss; docs/theory.md says what is measured and what is estimated.
@@ -99,9 +99,10 @@ def explain(
         for (name, weights), terms in zip(result.weights.items(), result.terms.values(), strict=True)
     ]
     most = max(inputs.loss_bound for inputs in result.inputs.values())
-    title = f"{loaded.name}: weights in %, and the errors they allow, {most:.2f} each at most"
+    title = f"{loaded.name}: weights in %, and what they cost by the error bound, {most:.2f} each at most"
     print_table(title, ["weighting", *exits, *errors], rows)
-    click.echo(f"Least in total: {result.cheapest}. {_why(result)}")
+    if len(result.weights) > 1:
+        click.echo(f"Least in total: {result.cheapest}. {_why(result)}")
     for note in _notes(result):
         click.echo(note)
 
@@ -113,7 +114,8 @@ def _notes(result: Explanation) -> Iterator[str]:
     if result.weighting == "auto" != result.cheapest:
         yield "The bound is not why auto is the default: accuracy as served in trainings is (docs/results.md)."
     if left_out := [name for name in WEIGHTINGS if name not in result.weights]:
-        yield f"Left out, because this system cannot be trained under them: {', '.join(left_out)}."
+        reason = f": {result.why_left_out}" if result.why_left_out else ""
+        yield f"Left out, because this system cannot be trained under them: {', '.join(left_out)}{reason}."
     if "adaptive" in result.weights:
         yield "adaptive begins with these weights, and follows the errors on validation data."
 

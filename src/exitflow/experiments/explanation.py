@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ class Explanation:
     weights: dict[str, tuple[float, ...]]
     terms: dict[str, ErrorTerms]  # calibrated: no error above the loss that can be lost
     inputs: dict[str, BoundInputs]  # the theorem's constants, measured or estimated, for the training under each
+    why_left_out: str = ""  # why the system cannot be trained under the other weightings, where there are any
 
     @property
     def cheapest(self) -> str:
@@ -79,10 +79,13 @@ def explain(
         trainings[GIVEN] = system.training
     own = system.training.trains_all_exits
     measured = {own: _measured(Assembly(system, dataset), backend, workers)}
+    why_left_out = ""
     for training in [each for each in trainings.values() if each.trains_all_exits != own][:1]:
-        with contextlib.suppress(ConfigError, TrainingError):
+        try:
             other = Assembly(replace(system, training=training), dataset)
             measured[not own] = _measured(other, backend, workers)
+        except (ConfigError, TrainingError) as error:
+            why_left_out = str(error)
     profiles = {
         name: measured[training.trains_all_exits]
         for name, training in trainings.items()
@@ -98,6 +101,7 @@ def explain(
         {name: tuple(each.tolist()) for name, each in weights.items()},
         {name: calibrated_costs(inputs[name]).terms(each) for name, each in weights.items()},
         inputs,
+        why_left_out,
     )
 
 

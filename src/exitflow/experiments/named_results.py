@@ -30,9 +30,9 @@ def check_systems(results: Results, scale: tables.Scale | None = None) -> None:
     for result in found:
         if scale is None or not is_right(result, scale):
             problem = f"is of another system than {scale or 'any'} {result.name} is now"
-            raise RunError(f"{result.folder}: {problem}; choose another folder for results, or delete it")
+            raise RunError(f"{result.folder}: {problem}; choose another folder for results, or delete this one")
     for path, measured in results.gradient_variance_scales().items():
         scale = scale or measured
         if measured != scale:
             problem = f"is of the scale {measured}, not {scale}"
-            raise RunError(f"{path}: {problem}; choose another folder for results, or delete it")
+            raise RunError(f"{path}: {problem}; choose another folder for results, or delete this file")

@@ -11,6 +11,7 @@ import errno
 import json
 import multiprocessing as mp
 import os
+import re
 import shutil
 import signal
 import threading
@@ -72,8 +73,8 @@ class Reproduction:
         """Refuse a device, a folder or data that cannot be used, before anything is begun."""
         try:
             torch.ones(1, device=self.device).sum().item()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
+        except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+            reason = re.split(r"\.\s|\n", str(error))[0].rstrip(".")
             raise ConfigError(f"PyTorch cannot compute on {self.device!r} here: {reason}", key="--device") from None
         for name in datasets:
             load_dataset(name, data_dir=self.data_dir)
@@ -105,7 +106,9 @@ class Reproduction:
         except OSError as error:
             raise RunError(f"{self.results.folder}: cannot be written: {error.strerror}") from None
         if not os.access(self.results.folder, os.W_OK):
-            raise RunError(f"{self.results.folder}: cannot be written: {os.strerror(errno.EACCES)}")
+            read_only = os.statvfs(self.results.folder).f_flag & os.ST_RDONLY
+            reason = os.strerror(errno.EROFS if read_only else errno.EACCES)
+            raise RunError(f"{self.results.folder}: cannot be written: {reason}")
 
     def run(self, jobs: Sequence[Job], *, workers: int, observer: Observer | None = None) -> list[str]:
         """Train and evaluate all of `jobs`; the names of those that are left to another process, which is at them."""

@@ -35,6 +35,7 @@ COSTS = "costs"  # in `result.json`: what the training took
 OWN_ANSWERS = "own_answers"  # in `result.json`: the accuracies if exits that answer together did not
 NUM_RECORDS = 100  # of a training that are kept at most, beside those that were validated
 MADE_AGAIN = "; delete it, and it will be made again"
+PROVENANCE = ("date", "commit", "machine", "instructions", "python", "torch")
 NUM_EXITS = 3  # of the paper's network, whose gradients its Table 3 is about
 
 
@@ -90,8 +91,17 @@ class Result(TrainingFolder):
         found = read_records(path)
         last = found[-1]["round"] if found else 0
         if last != rounds:
-            raise RunError(f"{path}: expected records up to round {rounds}, got them up to {last}; restore it")
+            raise RunError(f"{path}: expected records up to round {rounds}, got them up to {last}; {self._begin_anew}")
+        num_exits = self.system.topology.num_exits
+        for record in found:
+            if len(record["exit_weights"]) != num_exits:
+                problem = f"round {record['round']}: exit_weights: expected {num_exits} numbers"
+                raise RunError(f"{path}: {problem}, got {len(record['exit_weights'])}; {self._begin_anew}")
         return found
+
+    @property
+    def _begin_anew(self) -> str:
+        return f"restore it, or delete {self.folder}, which will then be trained again"
 
     @cached_property
     def figures(self) -> dict[str, Any]:
@@ -100,6 +110,7 @@ class Result(TrainingFolder):
         found = read_json(path, advice=MADE_AGAIN)
         seconds, own = found.get("seconds"), found.get(OWN_ANSWERS)
         _check_accuracies(found, path)
+        _check_provenance(found, path)
         _expect(seconds is None or is_number(seconds), path, "seconds", "a number", seconds)
         costs = found.get(COSTS)
         _expect(costs is None or _are_costs(costs), path, COSTS, "the numbers bytes_sent and multiply_adds", costs)
@@ -118,13 +129,16 @@ class Result(TrainingFolder):
         found = self._accuracies["accuracy"]
         if setting not in found:
             where = f"{self.folder / 'result.json'}: {f'{OWN_ANSWERS}: ' if self.own_answers else ''}"
-            raise RunError(f"{where}says nothing of the serving setting {setting}")
+            raise RunError(f"{where}says nothing of the serving setting {setting}{MADE_AGAIN}")
         return float(found[setting])
 
     @property
     def exit_accuracy(self) -> list[float]:
         """Of each exit on all samples."""
-        return [float(value) for value in self._accuracies["exit_accuracy"]]
+        found, num_exits = self._accuracies["exit_accuracy"], self.system.topology.num_exits
+        expected = f"{num_exits} numbers, one for each exit"
+        _expect(len(found) == num_exits, self.folder / "result.json", "exit_accuracy", expected, found)
+        return [float(value) for value in found]
 
     @property
     def costs(self) -> TrainingCosts:
@@ -134,7 +148,7 @@ class Result(TrainingFolder):
         rounds = self.system.training.rounds  # all of which have records in results of before they were counted
         if len(self.records) != rounds:
             problem = f"has {len(self.records)} of {rounds} rounds, and without them what the training took is unknown"
-            raise RunError(f"{self.folder / 'rounds.jsonl'}: {problem}; restore it")
+            raise RunError(f"{self.folder / 'rounds.jsonl'}: {problem}; {self._begin_anew}")
         return TrainingCosts.of(self.records)
 
 
@@ -147,7 +161,7 @@ class Results:
     def get(self, name: str, *, own_answers: bool = False) -> Result | None:
         """The result of a training; None where there is none yet."""
         folder = self.folder / name
-        return Result(folder, own_answers) if (folder / "result.json").is_file() else None
+        return Result(folder, own_answers) if (folder / "result.json").exists() else None
 
     def all(self) -> list[Result]:
         """Every result, by name."""
@@ -161,6 +175,8 @@ class Results:
     def provenances(self) -> list[dict[str, Any]]:
         """When, from which source and where each of the figures came about."""
         variances = [read_json(path, advice=MADE_AGAIN) for path in self._gradient_variance_files()]
+        for path, found in zip(self._gradient_variance_files(), variances, strict=True):
+            _check_provenance(found, path)
         return [result.figures for result in self.all()] + variances
 
     def gradient_variance(self, dataset: str, seed: int) -> dict[str, Any] | None:
@@ -192,6 +208,12 @@ def _check_accuracies(found: Any, path: Path, prefix: str = "") -> None:
     _expect(by_setting, path, f"{prefix}accuracy", "a number from 0 to 1 for each serving setting", accuracy)
     by_exit = isinstance(exits, list) and all(map(_is_fraction, exits))
     _expect(by_exit, path, f"{prefix}exit_accuracy", "a number from 0 to 1 for each exit", exits)
+
+
+def _check_provenance(found: Any, path: Path) -> None:
+    for key in PROVENANCE:
+        if key in found:
+            _expect(isinstance(found[key], str), path, key, "a text", found[key])
 
 
 def _expect(condition: bool, path: Path, key: str, expected: str, value: Any, *, advice: str = MADE_AGAIN) -> None:

@@ -97,11 +97,19 @@ def _bound_inputs(
         probabilities=profile.probabilities,
         num_rounds=spec.rounds,
         num_steps=num_steps,
-        last_rate=schedule(spec.rounds, num_steps - 1) / (1 - spec.momentum),
-        server_learning_rate=spec.server_learning_rate,
+        last_rate=schedule(spec.rounds, num_steps - 1) * _momentum_gain(spec, num_steps) * spec.server_learning_rate,
         joint_exits=spec.trains_all_exits,
     )
     given = None
     if spec.smoothness is not None and spec.strong_convexity is not None:
         given = (spec.smoothness, spec.strong_convexity)
     return estimated_inputs(measured, setup, given)
+
+
+def _momentum_gain(spec: TrainingSpec, num_steps: int) -> float:
+    """How many times its own step a gradient moves the weights: 1 / (1 - momentum), less what ends with a round."""
+    momentum = spec.momentum
+    whole = 1 / (1 - momentum)
+    if spec.momentum_between_rounds == "keep":
+        return whole
+    return whole * (1 - momentum * (1 - momentum**num_steps) * whole / num_steps)  # a mean over the steps of a round

@@ -131,7 +131,10 @@ def _marked(path: Path, lines: Sequence[str]) -> Iterator[Block]:
         elif not fenced and _LIKE_A_MARK.search(line):
             expected = "expected <!-- results:TABLE DATASET --> on a line of its own"
             raise ConfigError(f"line {number + 1}: {expected}, got {line.strip()!r}", source=str(path))
-        elif begun and _END.fullmatch(line.strip()):
+        elif not fenced and _END.fullmatch(line.strip()):
+            if not begun:
+                problem = "<!-- end --> ends no block: its <!-- results:TABLE DATASET --> is missing"
+                raise ConfigError(f"line {number + 1}: {problem}", source=str(path))
             yield Block(begun.name, begun.first, number)
             begun = None
     if begun:

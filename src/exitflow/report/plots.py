@@ -28,8 +28,8 @@ WEIGHT_LIMITS = (-4.0, 104.0)  # of weights in %, with room for the markers
 TERM_NAMES = ("generalisation", "bias", "noise", "sampling")
 
 ERROR_TERMS_MEANING = (
-    "What Theorem 1 allows the true error to be under the weights of the last round, part by part; calibrated so that "
-    "no part exceeds the loss that can be lost."
+    "What the weights of the last round cost by the error bound of Theorem 1, part by part; calibrated so that no part "
+    "exceeds the loss that can be lost."
 )
 
 _STYLE = {
@@ -172,7 +172,7 @@ def curves_plot(
     spreads: list[Spread] = []
     with _figure(title, _height(1.5, panels, series), len(panels)) as (figure, all_axes):
         for axes, (panel, curve_of) in zip(all_axes, panels.items(), strict=True):
-            for each in series:
+            for each in reversed(series):  # so that the first lies on top
                 curve = curve_of(each)
                 spreads += curve.values
                 _draw_curve(axes, each, curve)
@@ -208,7 +208,7 @@ def error_terms_plot(name: str, title: str, terms: Mapping[str, Mapping[str, Spr
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
         known = [total for total in totals if total]
-        axes.set_xlabel(_with_meaning("error that the bound allows, in units of the loss", "whiskers", known))
+        axes.set_xlabel(_with_meaning("cost by the error bound, in units of the loss", "whiskers", known))
         figure.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.2)
     return Plot(name, f"{title}: {', '.join(TERM_NAMES)} for {', '.join(terms)}.", figure)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from exitflow.errors import RunError
 from exitflow.experiments.figures import Spread, TableFigures
 from exitflow.experiments.leads import Lead
 from exitflow.experiments.recorded_terms import recorded_terms
@@ -255,9 +254,6 @@ def _exit_lines(series: Sequence[Series]) -> list[Line]:
     lines = []
     for each in series:
         by_seed = [result.exit_accuracy for result in each.trainings]  # type: ignore[attr-defined]
-        if len({len(values) for values in by_seed}) > 1:
-            folders = " and ".join(str(training.folder) for training in each.trainings)
-            raise RunError(f"{folders}: exit_accuracy: expected as many numbers in all of them")
         lines.append(Line(each, [Spread.of(values) for values in zip(*by_seed, strict=True)]))
     return lines
 

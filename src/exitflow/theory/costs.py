@@ -6,9 +6,10 @@ Convex, and separate in the exits but for the sum of the weights. So for a price
 best weight, which grows with v, in straight pieces: from 0 up to Lambda_e, where it rests because of the kink of TV,
 and on from there. The minimiser is where they sum to 1, found exactly by interpolating between the bends.
 
-*Calibrated* costs are those of a bound that says only what can be. A loss lies in [0, M], so the deviation of an exit
-is M at most, and no error, however chosen the weights, is more than M: where the theorem's constants say more, the
-whole term is scaled until its worst weights cost M. Terms are never scaled up: what is small stays small.
+*Calibrated* costs are of the size of what can be. A loss lies in [0, M], so the deviation of an exit is M at most, and
+no error, however chosen the weights, is more than M: where the theorem's constants say more, the whole term is scaled
+until its worst weights cost M. Then it is a bound no more, but a cost relative to the worst. Terms are never scaled up:
+what is small stays small.
 """
 
 from __future__ import annotations

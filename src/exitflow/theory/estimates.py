@@ -31,8 +31,7 @@ class Setup:
     probabilities: FloatArray  # (N, E) p_{i,e}
     num_rounds: int  # T
     num_steps: int  # J
-    last_rate: float  # the local learning rate at the last step, over 1 - momentum
-    server_learning_rate: float = 1.0  # eta_s
+    last_rate: float  # what a gradient moves the weights by in the end: the last rate, with momentum and eta_s
     joint_exits: bool = False  # a node trains all its exits at once
 
 
@@ -64,7 +63,6 @@ def estimated_inputs(measured: Measured, setup: Setup, curvature: tuple[float, f
         squared_distance=2 * loss_bound / mu,  # strong convexity: mu/2 ||w - w*||^2 <= F(w) - F* <= M
         num_rounds=setup.num_rounds,
         num_steps=setup.num_steps,
-        server_learning_rate=setup.server_learning_rate,
         uniform_constant=1.0,
         joint_exits=setup.joint_exits,
     )
