@@ -169,3 +169,21 @@ def test_projection_scales_onto_the_ball():
     assert aggregate(state, [], rule).params["w"].tolist() == [1.5, 2.0]
     rule = Aggregation(np.ones(1), np.ones(1), coverage, projection_radius=5.0)
     assert aggregate(state, [], rule).params["w"].tolist() == [3.0, 4.0]
+
+
+def test_noise_carries_no_variance_to_0_or_below():
+    """What is divided by its root must stay positive; a mean may be anything."""
+    model = early_exit_model()
+    state = initial_state(model)
+
+    def far_below(sums):
+        for value in sums.values():
+            value.fill_(-100.0)
+
+    rule = rule_for(model, [10.0] * 3, step="coverage")
+    after = aggregate(state, iter(()), Aggregation(**{**vars(rule), "noise": far_below})).buffers
+    variances = [name for name, value in state.buffers.items() if (value > 0).all()]
+    assert variances
+    for name in variances:
+        torch.testing.assert_close(after[name], state.buffers[name] / 10)
+    assert all((after[name] < 0).all() for name in after if name not in variances)

@@ -1,4 +1,5 @@
-from exitflow.federated.traffic import link_bytes
+from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.traffic import forward_multiply_adds, link_bytes
 from exitflow.federated.types import Task
 from exitflow.topology.presets import paper_tree
 
@@ -20,3 +21,10 @@ def test_bytes_travel_link_by_link_up_the_tree():
         "edge-0->cloud-0": 10,
         "edge-1->cloud-0": 110,
     }
+
+
+def test_a_batch_has_no_more_samples_than_its_node():
+    tasks = [Task(1, "few", (1,), (1.0,), 1.0, 0), Task(1, "many", (1, 2), (0.5, 0.5), 1.0, 0)]
+    spec = TrainingSpec(batch_size=10, local_exits="all")
+    found = forward_multiply_adds(tasks, spec, num_steps=3, samples={"few": 4, "many": 1000}, cost=sum)
+    assert found == 3 * 4 * 1 + 3 * 10 * (1 + 2)
