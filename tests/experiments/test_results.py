@@ -138,7 +138,9 @@ def test_records_of_a_result_that_end_too_early_are_one_sentence(result):
     assert [record["round"] for record in Result(result.folder).records] == [1, 3]
     for kept, last in ((lines[:1], 1), ([], 0)):
         (result.folder / "rounds.jsonl").write_text("".join(kept))
-        with pytest.raises(RunError, match=rf"expected records up to round 3, got them up to {last}; restore it, or delete"):
+        with pytest.raises(
+            RunError, match=rf"expected records up to round 3, got them up to {last}; restore it, or delete"
+        ):
             _ = Result(result.folder).records
 
 

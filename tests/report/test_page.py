@@ -113,7 +113,9 @@ def test_a_result_with_other_exits_than_its_system_is_one_sentence(seeds, tmp_pa
     folder = write_results(tmp_path / "r", [TABLES["table1"]], seeds, ["cifar10"])
     path = folder / "cifar10_7-nodes_equal_flops-prop_33-33-33_seed-42" / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"exit_accuracy": [0.5]}))
-    with pytest.raises(RunError, match=r"flops-prop.*seed-42/result\.json: exit_accuracy: expected 3 numbers.*got \[0.5\]"):
+    with pytest.raises(
+        RunError, match=r"flops-prop.*seed-42/result\.json: exit_accuracy: expected 3 numbers.*got \[0.5\]"
+    ):
         make_page(folder)
 
 

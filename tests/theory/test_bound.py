@@ -204,7 +204,9 @@ def sampling_of_one_node(gradients, probabilities, weights):
     return noise_parts(inputs, np.array(weights)).sampling / 4
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 3), st.floats(0, 3)), min_size=1, max_size=4))
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 3), st.floats(0, 3)), min_size=1, max_size=4)
+)
 def test_lemma_3_holds_where_gradients_do_not_point_apart(exits):
     shares = np.array([each[0] for each in exits])
     probabilities = shares / max(1.0, shares.sum())

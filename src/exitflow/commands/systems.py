@@ -70,7 +70,7 @@ def explain(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Why one weighting and not another: their weights in the last round of SYSTEM, and what they cost by the error bound.
+    """Why one weighting and not another: weights in the last round of SYSTEM, and their cost by the error bound.
 
     Measures the gradients at the initial model, and fills the paper's error bound with them. The errors are in units
     of the loss; docs/theory.md says what is measured and what is estimated.
