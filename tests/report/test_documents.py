@@ -270,7 +270,7 @@ def test_figures_of_our_summary_stand_in_the_tables_too():
     """A guard against slips only: prose cannot be derived from records."""
     text = OWN_DOCUMENTS["small"].read_text()
     summary = text[text.index("## In short") : text.index("## Who is ahead")]
-    blocks = " ".join(re.findall(r"<!-- results:(?:leads|ours).*?<!-- end -->", text, re.DOTALL))
+    blocks = " ".join(re.findall(r"<!-- results:(?:leads|ours|blended|peers).*?<!-- end -->", text, re.DOTALL))
     said, known = ({*re.findall(r"\d+\.\d+", part)} for part in (summary, blocks))
     assert len(said) > 10
     assert said <= known
