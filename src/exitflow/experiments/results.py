@@ -174,10 +174,10 @@ class Results:
 
     def provenances(self) -> list[dict[str, Any]]:
         """When, from which source and where each of the figures came about."""
-        variances = [read_json(path, advice=MADE_AGAIN) for path in self._gradient_variance_files()]
-        for path, found in zip(self._gradient_variance_files(), variances, strict=True):
+        variances = {path: read_json(path, advice=MADE_AGAIN) for path in self._gradient_variance_files()}
+        for path, found in variances.items():
             _check_provenance(found, path)
-        return [result.figures for result in self.all()] + variances
+        return [*(result.figures for result in self.all()), *variances.values()]
 
     def gradient_variance(self, dataset: str, seed: int) -> dict[str, Any] | None:
         """What was measured of the gradients; None where nothing was."""
