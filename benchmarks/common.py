@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from exitflow.data.dataset import Dataset, Preparation, Split
-from exitflow.experiments.assembly import Assembly
-from exitflow.experiments.system import System
-from exitflow.experiments.training import Training
-from exitflow.federated.backends import open_backend
-from exitflow.federated.run_dir import RunDir
+from exitflow.federated.places import open_backend
 from exitflow.federated.types import ServerState
+from exitflow.runs.assembly import Assembly
+from exitflow.runs.run_dir import RunDir
+from exitflow.runs.training import Training
+from exitflow.system.system import System
 
 
 def cifar_like(num_train: int) -> Dataset:

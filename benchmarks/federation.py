@@ -17,13 +17,13 @@ from pathlib import Path
 from benchmarks.common import cifar_like, rounds_of
 from benchmarks.scale import MANY, NUM_TRAIN
 from exitflow.data.dataset import Dataset
-from exitflow.experiments.assembly import Assembly, dataset_of
-from exitflow.experiments.system import System, decode_system, load_system
-from exitflow.experiments.training import Training
-from exitflow.federated.backends.flower import FlowerBackend
-from exitflow.federated.flower.local import LocalFederation
-from exitflow.federated.run_dir import RunDir
 from exitflow.federated.types import ServerState
+from exitflow.flower.backend import FlowerBackend
+from exitflow.flower.simulation import LocalFederation
+from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.runs.run_dir import RunDir
+from exitflow.runs.training import Training
+from exitflow.system.system import System, decode_system, load_system
 from exitflow.tensors import num_bytes, take
 
 TINY = ["model.width=2", "model.blocks=[1,1,1]", "model.strides=[1,2,2]", "model.exit_blocks=[1,2,3]"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from exitflow.experiments.system import decode_system
+from exitflow.system.system import decode_system
 from exitflow.topology.rates import serving_plan
 
 

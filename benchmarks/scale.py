@@ -12,7 +12,7 @@ import sys
 import time
 
 from benchmarks.common import cifar_like, rounds_of
-from exitflow.experiments.system import System, decode_system
+from exitflow.system.system import System, decode_system
 
 FEW, MANY = 7, 1000
 NUM_TRAIN = 16_000

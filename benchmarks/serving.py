@@ -32,14 +32,14 @@ import torch
 from benchmarks.serving_client import INPUT_SHAPE, flood
 from exitflow.config import encode
 from exitflow.data.dataset import Preparation
+from exitflow.free_ports import free_ports
 from exitflow.models.build import build_model
 from exitflow.models.specs import EarlyExitResNet
-from exitflow.ports import free_ports
 from exitflow.routing import confidence
-from exitflow.serving.assembly import LabelledInputs, Parts, assemble
-from exitflow.serving.bundle import Bundle, load_bundle
-from exitflow.serving.engine import Engine
-from exitflow.serving.onnx_segments import export_segments
+from exitflow.serving.bundle.assembling import LabelledInputs, Parts, assemble
+from exitflow.serving.bundle.bundle import Bundle, load_bundle
+from exitflow.serving.bundle.engine import Engine
+from exitflow.serving.bundle.onnx_segments import export_segments
 from exitflow.topology.graph import Link, Node, Topology
 
 CLIENTS = ["Python", *(["h2load"] if shutil.which("h2load") else [])]  # Debian: nghttp2-client

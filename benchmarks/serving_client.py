@@ -20,8 +20,8 @@ from itertools import cycle
 
 import numpy as np
 
-from exitflow.serving.messages import SERVICE, ModelInferRequest
-from exitflow.serving.server import event_loop_factory
+from exitflow.serving.ports.server import event_loop_factory
+from exitflow.serving.wire.messages import SERVICE, ModelInferRequest
 
 INPUT_SHAPE = (3, 32, 32)
 Call = Callable[[], Awaitable[object]]

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from benchmarks.common import cifar_like, ratio_line, rounds_of
 from exitflow.data.dataset import Dataset
-from exitflow.experiments.assembly import Assembly, dataset_of
-from exitflow.experiments.system import System, load_system
 from exitflow.models.layout import best_layout
+from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.system.system import System, load_system
 
 
 def resnet() -> None:

@@ -2,7 +2,7 @@
 
 from click.testing import CliRunner
 
-from exitflow.cli import main
+from exitflow.cli.main import main
 
 
 def call(*args, code=0):

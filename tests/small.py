@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from exitflow.data.dataset import Dataset, Preparation, Split
-from exitflow.experiments.system import System, load_system
 from exitflow.federated.local import LocalTrainer, NodeData
 from exitflow.federated.schedules import make_schedule
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import ServerState, Task
 from exitflow.models.nested import Coverage, NestedModel
+from exitflow.system.system import System, load_system
 from exitflow.topology.graph import Link, Node, Topology
 
 

@@ -59,7 +59,7 @@ def test_plan_of_a_large_system_is_cut_and_says_so(tmp_path):
 
 
 def test_planning_does_not_import_pytorch():
-    program = "import sys; from exitflow.cli import main; main(['plan', 'paper-7'], standalone_mode=False); "
+    program = "import sys; from exitflow.cli.main import main; main(['plan', 'paper-7'], standalone_mode=False); "
     done = subprocess.run(
         [sys.executable, "-c", program + "sys.exit('torch' in sys.modules)"], capture_output=True, text=True
     )
@@ -68,7 +68,7 @@ def test_planning_does_not_import_pytorch():
 
 def test_without_pytorch_training_says_what_to_install():
     program = (
-        "import sys; sys.modules['torch'] = None; from exitflow.cli import main; "
+        "import sys; sys.modules['torch'] = None; from exitflow.cli.main import main; "
         "main(['train', 'paper-7', '--out', 'nowhere'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -253,7 +253,7 @@ def test_what_the_machine_refuses_gets_one_sentence(monkeypatch, error, code, se
     def fail(*args):
         raise error
 
-    monkeypatch.setattr("exitflow.experiments.system.load_system", fail)
+    monkeypatch.setattr("exitflow.system.system.load_system", fail)
     result = call("plan", "paper-7", code=code)
     assert result.stderr.startswith(sentence)
     assert result.stderr.count("\n") == 1
@@ -263,7 +263,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
     def fail(*args):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("exitflow.experiments.system.load_system", fail)
+    monkeypatch.setattr("exitflow.system.system.load_system", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         call("plan", "paper-7")
 
@@ -272,7 +272,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
 @pytest.mark.parametrize("backend", ["serial", "processes"])
 def test_a_signal_ends_with_its_code_and_leaves_no_worker(tmp_path, backend, number, code):
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # background jobs ignore it
-    command = [sys.executable, "-c", listen + "from exitflow.cli import main; main()", "train", "paper-7", "--out"]
+    command = [sys.executable, "-c", listen + "from exitflow.cli.main import main; main()", "train", "paper-7", "--out"]
     command += [str(tmp_path / "run"), *TINY_OPTIONS, "--backend", backend, "--rounds", "100000"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:

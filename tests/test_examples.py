@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from exitflow import MissingExtraError, evaluate, train
-from exitflow.cli import main
+from exitflow.cli.main import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -12,9 +12,9 @@ import click
 import pytest
 import torch
 
-from exitflow.cli import main
-from exitflow.experiments.runs import Run
-from exitflow.federated.flower.control import QUIET
+from exitflow.cli.main import main
+from exitflow.flower.control import QUIET
+from exitflow.runs.runs import Run
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "federation.md").read_text()

@@ -18,10 +18,7 @@ import torch
 from exitflow.config import encode
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import ExitOutputs
-from exitflow.experiments.methods import METHODS, apply_method
-from exitflow.experiments.runs import evaluate
-from exitflow.experiments.training import resume, train
-from exitflow.federated.backends import BACKENDS
+from exitflow.federated.places import BACKENDS
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.specs import (
     CommonNetwork,
@@ -31,9 +28,12 @@ from exitflow.models.specs import (
     SeparateNetworks,
     SlimResNet,
 )
-from exitflow.serving.bundle import load_bundle
-from exitflow.serving.cluster import LocalCluster
-from exitflow.serving.export import Trained, export_bundle
+from exitflow.runs.methods import METHODS, apply_method
+from exitflow.runs.runs import evaluate
+from exitflow.runs.training import resume, train
+from exitflow.serving.bundle.bundle import load_bundle
+from exitflow.serving.bundle.export import Trained, export_bundle
+from exitflow.serving.traffic.cluster import LocalCluster
 from tests.serving.asking import ask_all, expected
 from tests.serving.small import chain
 from tests.small import image_dataset, tiny_system

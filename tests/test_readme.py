@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from exitflow.cli import main
-from exitflow.data.spec import DataSpec
-from exitflow.federated.federation_spec import FederationSpec
-from exitflow.federated.spec import TrainingSpec
+from exitflow.cli.main import main
+from exitflow.data.data_spec import DataSpec
+from exitflow.federated.options.federation_spec import FederationSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.models.specs import FAMILIES
 
 ROOT = Path(__file__).parents[1]

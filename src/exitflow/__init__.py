@@ -15,18 +15,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for type checkers and editors
+    from exitflow.data.data_spec import DataSpec
     from exitflow.data.dataset import Dataset, Preparation, Split
-    from exitflow.data.spec import DataSpec
     from exitflow.errors import ConfigError, DataError, ExitflowError, MissingExtraError, RunError, TrainingError
     from exitflow.evaluation.accuracy import Evaluation
-    from exitflow.experiments.comparison import Comparison, compare
-    from exitflow.experiments.explanation import Explanation, explain
-    from exitflow.experiments.methods import apply_method
-    from exitflow.experiments.runs import Run, evaluate
-    from exitflow.experiments.system import System, load_system
-    from exitflow.experiments.training import resume, train
-    from exitflow.federated.federation_spec import FederationSpec
-    from exitflow.federated.spec import TrainingSpec
+    from exitflow.federated.options.federation_spec import FederationSpec
+    from exitflow.federated.training_spec import TrainingSpec
     from exitflow.models.nested import EarlyExitNetwork, NestedModel
     from exitflow.models.specs import (
         CommonNetwork,
@@ -36,6 +30,12 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
         SeparateNetworks,
         SlimResNet,
     )
+    from exitflow.runs.comparison import Comparison, compare
+    from exitflow.runs.explanation import Explanation, explain
+    from exitflow.runs.methods import apply_method
+    from exitflow.runs.runs import Run, evaluate
+    from exitflow.runs.training import resume, train
+    from exitflow.system.system import System, load_system
     from exitflow.topology.graph import Link, Node, Topology
     from exitflow.topology.rates import NodeRates, ServingPlan, serving_plan
     from exitflow.topology.settings import with_setting
@@ -44,7 +44,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "exitflow.data.dataset": ("Dataset", "Preparation", "Split"),
-    "exitflow.data.spec": ("DataSpec",),
+    "exitflow.data.data_spec": ("DataSpec",),
     "exitflow.errors": (
         "ConfigError",
         "DataError",
@@ -54,14 +54,14 @@ _HOMES = {
         "TrainingError",
     ),
     "exitflow.evaluation.accuracy": ("Evaluation",),
-    "exitflow.experiments.comparison": ("Comparison", "compare"),
-    "exitflow.experiments.explanation": ("Explanation", "explain"),
-    "exitflow.experiments.methods": ("apply_method",),
-    "exitflow.experiments.runs": ("Run", "evaluate"),
-    "exitflow.experiments.system": ("System", "load_system"),
-    "exitflow.experiments.training": ("resume", "train"),
-    "exitflow.federated.federation_spec": ("FederationSpec",),
-    "exitflow.federated.spec": ("TrainingSpec",),
+    "exitflow.runs.comparison": ("Comparison", "compare"),
+    "exitflow.runs.explanation": ("Explanation", "explain"),
+    "exitflow.runs.methods": ("apply_method",),
+    "exitflow.runs.runs": ("Run", "evaluate"),
+    "exitflow.system.system": ("System", "load_system"),
+    "exitflow.runs.training": ("resume", "train"),
+    "exitflow.federated.options.federation_spec": ("FederationSpec",),
+    "exitflow.federated.training_spec": ("TrainingSpec",),
     "exitflow.models.nested": ("EarlyExitNetwork", "NestedModel"),
     "exitflow.models.specs": (
         "CommonNetwork",

@@ -1,5 +1,5 @@
 """`python -m exitflow`."""
 
-from exitflow.cli import main
+from exitflow.cli.main import main
 
 main(prog_name="exitflow")

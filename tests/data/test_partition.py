@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exitflow.data.data_spec import DataSpec
 from exitflow.data.partition import layer_shares, node_samples, partition
-from exitflow.data.spec import DataSpec
 from exitflow.errors import ConfigError
 from exitflow.topology.graph import Topology
-from exitflow.topology.presets import paper_tree
+from exitflow.topology.paper_trees import paper_tree
 from tests.small import topologies
 
 

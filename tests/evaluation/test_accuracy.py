@@ -9,7 +9,7 @@ from exitflow.models.build import build_model
 from exitflow.models.specs import EarlyExitResNet
 from exitflow.routing import CONFIDENCES, confidence
 from exitflow.topology.graph import Link, Node, Topology
-from exitflow.topology.presets import paper_tree
+from exitflow.topology.paper_trees import paper_tree
 from exitflow.topology.rates import serving_plan
 from exitflow.topology.settings import PAPER_SETTINGS
 from tests.oracles import serving as oracle

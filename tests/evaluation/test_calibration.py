@@ -9,7 +9,7 @@ from exitflow.evaluation.accuracy import follow_samples
 from exitflow.evaluation.calibration import calibrate
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.routing import confidence, serves
-from exitflow.topology.presets import paper_tree
+from exitflow.topology.paper_trees import paper_tree
 from exitflow.topology.rates import serving_plan
 
 

@@ -18,13 +18,13 @@ import pytest
 from exitflow.errors import BusyError, RunError, TrainingError
 from exitflow.experiments import reproduction as module
 from exitflow.experiments import results as results_module
-from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.figures import TableFigures
 from exitflow.experiments.reproduction import Reproduction
 from exitflow.experiments.results import Result, Results, read_json
 from exitflow.experiments.tables import Row, Table
-from exitflow.experiments.training import train
-from exitflow.federated.run_dir import RunDir
+from exitflow.runs.run_dir import RunDir
+from exitflow.runs.training import train
+from exitflow.runs.training_costs import TrainingCosts
 from tests.command import call
 from tests.experiments import tiny_tables
 from tests.experiments.tiny_tables import DISTINCT, TABLE

@@ -9,7 +9,6 @@ import pytest
 
 from exitflow.errors import RunError
 from exitflow.experiments import results as module
-from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.results import (
     Result,
     Results,
@@ -21,7 +20,8 @@ from exitflow.experiments.results import (
     records_to_keep,
     write_json,
 )
-from exitflow.experiments.system import load_system
+from exitflow.runs.training_costs import TrainingCosts
+from exitflow.system.system import load_system
 from tests.small import record_of, tiny_system
 
 

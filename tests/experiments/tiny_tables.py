@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from exitflow.data.sources import load_dataset
 from exitflow.experiments import tables
-from exitflow.experiments.system import System, load_system
 from exitflow.experiments.tables import Row, Table
+from exitflow.system.system import System, load_system
 from tests.small import TINY
 
 ROWS = tuple(Row(name, name) for name in ("equal-weight", "flops-prop", "serving-rate"))
@@ -42,7 +42,7 @@ def patch(setattr, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    from exitflow.cli import main
+    from exitflow.cli.main import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     patch(setattr, int(sys.argv[1]))

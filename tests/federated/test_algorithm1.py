@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from exitflow.federated.aggregation import aggregate
-from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.sampling import sample_tasks
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.nested import EarlyExitNetwork
 from tests.oracles import algorithm1

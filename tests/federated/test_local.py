@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from exitflow.federated.compression import Compression
-from exitflow.federated.federation_spec import FederationSpec
 from exitflow.federated.local import NodeData
 from exitflow.federated.node_state import NodeStates
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.options.compression import Compression
+from exitflow.federated.options.federation_spec import FederationSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import ServerState, Task
 from exitflow.models.build import build_model
 from exitflow.models.specs import EarlyExitResNet

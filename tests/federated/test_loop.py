@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from exitflow.errors import TrainingError
-from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.loop import TrainingPlan, run_rounds
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.places.serial import SerialBackend
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.weighting import ExitProfile
 from tests.small import NestedLinear, gaussian_split, initial_state, linear_trainer
 

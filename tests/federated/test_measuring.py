@@ -7,7 +7,7 @@ import pytest
 from exitflow.errors import TrainingError
 from exitflow.federated.measuring import GradientTable, exit_means, measure_gradients, measured_profile
 from exitflow.federated.schedules import make_schedule
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import GradientFigures
 from exitflow.federated.weighting import ExitProfile
 from exitflow.theory.estimates import curvature_of_rate

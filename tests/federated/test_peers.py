@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from exitflow.errors import ConfigError
-from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.loop import TrainingPlan, run_rounds
 from exitflow.federated.objectives import make_objective
+from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.sampling import step_exits
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import Task
 from exitflow.federated.weighting import ExitProfile, linear_depth
 from exitflow.models.nested import EarlyExitNetwork

@@ -3,8 +3,8 @@ import pytest
 
 from exitflow.errors import ConfigError
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix, sample_tasks
-from exitflow.federated.spec import TrainingSpec
-from exitflow.topology.presets import paper_tree
+from exitflow.federated.training_spec import TrainingSpec
+from exitflow.topology.paper_trees import paper_tree
 
 PAPER = TrainingSpec(weighting="serving-rate")
 TREE = paper_tree(7, "80-15-5")

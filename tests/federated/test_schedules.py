@@ -4,7 +4,7 @@ import pytest
 
 from exitflow.errors import ConfigError
 from exitflow.federated.schedules import make_schedule
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 
 
 def test_cosine_steps_once_a_round_from_start_to_end():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, steadiest
-from exitflow.theory.costs import calibrated_costs
+from exitflow.theory.error_costs import calibrated_costs
 from tests.theory.cases import paper_inputs
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from exitflow.cli import main
+from exitflow.cli.main import main
 from exitflow.errors import ConfigError, RunError, StaleFiguresError
 from exitflow.experiments.reproduction import Reproduction
 from exitflow.experiments.results import Result, Results, TrainingFolder, records_to_keep
-from exitflow.experiments.system import same_training
 from exitflow.experiments.tables import DATASETS, TABLES, distinct_trainings
 from exitflow.report.documents import check, render, update
 from exitflow.report.grids import table_grid
+from exitflow.system.system import same_training
 from exitflow.topology.settings import parse_setting
 from tests.report.synthetic import write_results
 

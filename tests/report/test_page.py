@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from exitflow.cli import main
+from exitflow.cli.main import main
 from exitflow.errors import RunError
-from exitflow.experiments.comparison import compare
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
 from exitflow.experiments.tables import TABLES
-from exitflow.experiments.training import train
 from exitflow.report.build import build_report, make_page
 from exitflow.report.page import Field, Page, PageTable, Section, render
 from exitflow.report.series import by_kind
 from exitflow.report.terminal import spread
+from exitflow.runs.comparison import compare
+from exitflow.runs.training import train
 from tests.report.synthetic import write_gradient_variance, write_results
 from tests.small import image_dataset, tiny_system
 
@@ -281,7 +281,7 @@ def test_results_that_belong_to_no_table_are_told(results_folder, tmp_path):
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_without_the_extra_it_says_what_to_install(results_folder, package):
     program = (
-        f"import sys; sys.modules[{package!r}] = None; from exitflow.cli import main; "
+        f"import sys; sys.modules[{package!r}] = None; from exitflow.cli.main import main; "
         f"main(['report', {str(results_folder)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -5,12 +5,12 @@ import re
 import pytest
 
 from exitflow.experiments.figures import Spread
-from exitflow.experiments.methods import METHODS
 from exitflow.experiments.tables import TABLES
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.palette import all_colours, colour_of, marker_of
 from exitflow.report.plots import Line, exits_plot, settings_plot
 from exitflow.report.series import Series
+from exitflow.runs.methods import METHODS
 
 
 def luminance(colour: str) -> float:

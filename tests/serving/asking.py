@@ -5,7 +5,7 @@ import asyncio
 import tritonclient.grpc.aio as triton
 
 from exitflow.routing import confidence, serves
-from exitflow.serving.messages import ModelInferRequest
+from exitflow.serving.wire.messages import ModelInferRequest
 
 
 def message(bundle, row=0, **changes):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exitflow.serving.cluster import LocalCluster
+from exitflow.serving.traffic.cluster import LocalCluster
 from exitflow.topology.graph import Link, Node, Topology
 from tests.serving.inprocess import ALL_UP
 from tests.serving.small import make_bundle

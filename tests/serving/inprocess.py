@@ -10,12 +10,12 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from exitflow.serving.answers import Answers
-from exitflow.serving.grpc_server import start_grpc
-from exitflow.serving.messages import MESSAGES, SERVICE, ModelInferRequest, ModelInferResponse
-from exitflow.serving.node import Node
-from exitflow.serving.security import Security
-from exitflow.serving.spec import ServingSpec
+from exitflow.serving.node.node import Node
+from exitflow.serving.node.node_settings import ServingSpec
+from exitflow.serving.ports.grpc_server import start_grpc
+from exitflow.serving.wire.answers import Answers
+from exitflow.serving.wire.messages import MESSAGES, SERVICE, ModelInferRequest, ModelInferResponse
+from exitflow.serving.wire.security import Security
 from tests.serving.small import chain
 
 ALL_UP = chain(limits=(None, None))  # everything is forwarded

@@ -8,11 +8,11 @@ import tomli_w
 from onnx import TensorProto, helper, numpy_helper
 
 from exitflow.config import encode
-from exitflow.serving.assembly import LabelledInputs, Parts, assemble
-from exitflow.serving.bundle import Bundle, load_bundle
-from exitflow.serving.engine import Engine
+from exitflow.serving.bundle.assembling import LabelledInputs, Parts, assemble
+from exitflow.serving.bundle.bundle import Bundle, load_bundle
+from exitflow.serving.bundle.engine import Engine
 from exitflow.topology.graph import Link, Node, Topology
-from exitflow.topology.presets import paper_tree
+from exitflow.topology.paper_trees import paper_tree
 
 NUM_CLASSES = 4
 INPUT_SHAPE = (1, 4, 4)

@@ -4,8 +4,8 @@ import dataclasses
 import json
 import re
 
-from exitflow.serving.cluster import LocalCluster
-from exitflow.serving.spec import ServingSpec
+from exitflow.serving.node.node_settings import ServingSpec
+from exitflow.serving.traffic.cluster import LocalCluster
 from tests.serving.inprocess import http
 from tests.serving.small import chain, make_bundle
 from tests.test_readme import README, ROOT, blocks

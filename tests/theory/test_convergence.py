@@ -11,9 +11,9 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.loop import TrainingPlan, run_rounds
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.places.serial import SerialBackend
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.theory.bound import BoundInputs, gradient_bounds, optimisation_error, statistical_heterogeneity

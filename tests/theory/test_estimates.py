@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from exitflow.federated.schedules import theorem
 from exitflow.theory.bound import optimisation_error
-from exitflow.theory.costs import weight_costs
+from exitflow.theory.error_costs import weight_costs
 from exitflow.theory.estimates import Measured, Setup, curvature_of_rate, estimated_inputs
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from exitflow.errors import ConfigError
 from exitflow.topology.graph import Link, Node, Topology
-from exitflow.topology.presets import paper_tree
+from exitflow.topology.paper_trees import paper_tree
 from exitflow.topology.rates import serving_plan
 from exitflow.topology.settings import PAPER_SETTINGS, parse_setting, with_setting
 

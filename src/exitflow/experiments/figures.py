@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from exitflow.experiments.costs import TrainingCosts
 from exitflow.experiments.results import Result, Results
 from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, Cell, Table, published_gradient_variance
+from exitflow.runs.training_costs import TrainingCosts
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cache
 from exitflow.errors import RunError
 from exitflow.experiments import tables
 from exitflow.experiments.results import Result, Results
-from exitflow.experiments.system import System, same_training
+from exitflow.system.system import System, same_training
 
 
 def check_systems(results: Results, scale: tables.Scale | None = None) -> None:

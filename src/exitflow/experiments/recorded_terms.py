@@ -15,7 +15,7 @@ from exitflow.experiments.results import TrainingFolder
 from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.sampling import probability_matrix
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
-from exitflow.theory.costs import ErrorTerms, calibrated_costs
+from exitflow.theory.error_costs import ErrorTerms, calibrated_costs
 
 
 def recorded_terms(training: TrainingFolder, weightings: Iterable[str]) -> dict[str, ErrorTerms]:

@@ -33,7 +33,6 @@ from exitflow.data.sources import load_dataset
 from exitflow.errors import BusyError, ConfigError, RunError, TrainingError
 from exitflow.evaluation.blending import blended
 from exitflow.evaluation.outputs import ExitOutputs
-from exitflow.experiments.assembly import Assembly
 from exitflow.experiments.named_results import check_systems
 from exitflow.experiments.results import (
     OWN_ANSWERS,
@@ -45,13 +44,14 @@ from exitflow.experiments.results import (
     records_to_keep,
     write_json,
 )
-from exitflow.experiments.runs import Run, evaluate
-from exitflow.experiments.system import System
 from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, system_for_variance
-from exitflow.experiments.training import resume_or_train
-from exitflow.federated.backends.serial import SerialBackend
 from exitflow.federated.measuring import exit_means, measure_gradients
+from exitflow.federated.places.serial import SerialBackend
 from exitflow.files import locked, write_atomically
+from exitflow.runs.assembly import Assembly
+from exitflow.runs.runs import Run, evaluate
+from exitflow.runs.training import resume_or_train
+from exitflow.system.system import System
 
 KEPT = ("spec.toml", "profile.json")
 WORK = ".work"

@@ -25,11 +25,11 @@ from typing import Any
 
 from exitflow.config import parse_json
 from exitflow.errors import RunError
-from exitflow.experiments.costs import TrainingCosts
-from exitflow.experiments.system import System, load_system
-from exitflow.federated.records import Record, is_number, read_records
 from exitflow.files import write_atomically
-from exitflow.theory.costs import ErrorTerms
+from exitflow.runs.records import Record, is_number, read_records
+from exitflow.runs.training_costs import TrainingCosts
+from exitflow.system.system import System, load_system
+from exitflow.theory.error_costs import ErrorTerms
 
 COSTS = "costs"  # in `result.json`: what the training took
 OWN_ANSWERS = "own_answers"  # in `result.json`: the accuracies if exits that answer together did not

@@ -15,8 +15,8 @@ from importlib import resources
 from typing import Any, Literal
 
 from exitflow.errors import ConfigError, suggestion
-from exitflow.experiments.methods import METHODS, apply_method, find_method, serving_setting
-from exitflow.experiments.system import System, load_system
+from exitflow.runs.methods import METHODS, apply_method, find_method, serving_setting
+from exitflow.system.system import System, load_system
 from exitflow.topology.settings import PAPER_SETTINGS
 
 Scale = Literal["tiny", "small", "paper"]

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from exitflow.data.dataset import Preparation, Split
-from exitflow.federated.compression import Compression
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.objectives import Objective, from_labels, make_objective
+from exitflow.federated.options.compression import Compression
 from exitflow.federated.sampling import step_exits
 from exitflow.federated.schedules import Schedule
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import Coverage, NestedModel

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from exitflow.errors import TrainingError
 from exitflow.federated.aggregation import Aggregation, aggregate
-from exitflow.federated.faults import Attendance, reweighted
-from exitflow.federated.federation_spec import FederationSpec
-from exitflow.federated.privacy import Privacy, changes
+from exitflow.federated.options.faults import Attendance, reweighted
+from exitflow.federated.options.federation_spec import FederationSpec
+from exitflow.federated.options.privacy import Privacy, changes
 from exitflow.federated.sampling import sample_tasks
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import Backend, Missing, ServerState, Task, Update
 from exitflow.federated.weighting import ExitProfile, ExitWeighting
 from exitflow.models.nested import Coverage

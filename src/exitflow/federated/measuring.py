@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from exitflow.errors import TrainingError
 from exitflow.federated.schedules import make_schedule
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import Backend, GradientFigures, ServerState
 from exitflow.federated.weighting import ExitProfile
 from exitflow.theory.bound import BoundInputs

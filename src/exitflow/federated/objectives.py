@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 
 Objective = Callable[[Sequence[Tensor], Tensor], list[Tensor]]  # logits of exits that rise, labels -> their losses
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from exitflow.config import require
 from exitflow.errors import ConfigError, suggestion
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import Task
 from exitflow.seeds import derive
 from exitflow.topology.graph import Node, Topology

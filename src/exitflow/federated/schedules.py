@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 
 Schedule = Callable[[int, int], float]  # round from 1, step from 0 -> learning rate
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exitflow.theory.bound import BoundInputs, inverse_shares
-from exitflow.theory.costs import calibrated_costs, cheapest_weights
+from exitflow.theory.error_costs import calibrated_costs, cheapest_weights
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exitflow.experiments.methods import METHODS
+from exitflow.runs.methods import METHODS
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from exitflow.data.spec import DataSpec
+from exitflow.data.data_spec import DataSpec
 from exitflow.errors import RunError
 from exitflow.experiments.figures import Spread
 from exitflow.experiments.results import TrainingFolder
-from exitflow.experiments.system import System, layers
-from exitflow.federated.spec import TrainingSpec
+from exitflow.federated.training_spec import TrainingSpec
 from exitflow.report.grids import MISSING
 from exitflow.report.page import Field, Page, PageTable, Section
 from exitflow.report.plots import ERROR_TERMS_MEANING, WEIGHT_LIMITS, Plot, curves_plot, error_terms_plot
 from exitflow.report.series import Series, by_kind
 from exitflow.report.terminal import percent, spread
+from exitflow.system.system import System, layers
 from exitflow.topology.rates import serving_plan
 
 

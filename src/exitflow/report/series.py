@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from exitflow.experiments.figures import Spread
-from exitflow.experiments.methods import METHODS
 from exitflow.experiments.results import TrainingFolder
-from exitflow.experiments.system import layers
-from exitflow.federated.records import Record
 from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.runs.methods import METHODS
+from exitflow.runs.records import Record
+from exitflow.system.system import layers
 
 
 @dataclass(frozen=True)

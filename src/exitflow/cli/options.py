@@ -1,0 +1,72 @@
+"""Options that several commands share, and what they say to the package."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from exitflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exitflow.data.dataset import Dataset
+    from exitflow.runs.runs import Run
+
+BACKENDS = ("processes", "serial", "ray", "flower")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file; repeatable."
+)
+data_dir_option = click.option("--data-dir", metavar="DIR", help="Where the data set's files lie.")
+backend_option = click.option(
+    "--backend", type=click.Choice(BACKENDS), default="processes", show_default=True, help="Where to train."
+)
+workers_option = click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes; one for each core if not given."
+)
+
+
+def as_overrides(
+    *,
+    weighting: str | None = None,
+    seed: int | None = None,
+    rounds: int | None = None,
+    data_dir: str | None = None,
+    overrides: tuple[str, ...] = (),
+) -> list[str]:
+    """Options that stand for keys, after --set, as `key=value`."""
+    options = {"training.weighting": weighting, "training.seed": seed, "training.rounds": rounds, "data.dir": data_dir}
+    given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
+    return [*overrides, *given]
+
+
+def split_names(text: str) -> list[str]:
+    """`a,b` as names, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def split_seeds(text: str) -> list[int]:
+    """`9,42` as numbers."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"expected different numbers from 0 on, such as 9,42,67, got {text!r}", key="--seeds")
+    return seeds
+
+
+def dataset_for(run: Run, data_dir: str | None) -> Dataset:
+    """The run's data set, from `data_dir` where that is given."""
+    from exitflow.runs.assembly import dataset_of
+
+    system = run.system
+    return dataset_of(replace(system, data=replace(system.data, dir=data_dir)) if data_dir else system)
+
+
+def print_json(value: Any) -> None:
+    """For other programs."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))

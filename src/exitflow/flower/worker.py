@@ -1,0 +1,88 @@
+"""The warm worker of a node: model, data and PyTorch stay in one process; messages come through a local socket."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from exitflow.errors import ExitflowError
+from exitflow.federated.local import LocalTrainer
+from exitflow.federated.types import UPDATE_FIGURES, ServerState, task_from_json
+from exitflow.flower.frames import Header, receive_frame, send_frame
+from exitflow.flower.packing import pack, unpack
+from exitflow.tensors import copy_into, take
+
+
+class Worker:
+    """Answers the messages of the server for one node."""
+
+    def __init__(self, node: str, trainer_of: Callable[[Header], LocalTrainer]) -> None:
+        self._node = node
+        self._trainer_of = trainer_of  # header of a message -> what this node does in its run
+
+    def answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
+        """The reply to a message; an error is a reply too."""
+        try:
+            kind = header["kind"]
+            if kind == "train":
+                return self._train(header, payload)
+            if kind == "gradients":
+                return self._gradients(header, payload)
+            if kind == "hello":
+                return {"num_samples": len(self._trainer_of(header).data.indices[self._node])}, b""
+            return {"error": f"there is no message of kind {kind!r}"}, b""
+        except ExitflowError as error:
+            return {"error": str(error)}, b""
+        except Exception as error:  # the server names the node, and goes on or stops by its rule
+            return {"error": f"{type(error).__name__}: {error}"}, b""
+
+    def _train(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
+        trainer, task = self._trainer_of(header), task_from_json(header["task"])
+        if task.node != self._node:
+            return {"error": f"the task is for node {task.node!r}, this is {self._node!r}"}, b""
+        update = trainer.train(_received(trainer, task.exits, payload), task)
+        figures = {name: getattr(update, name) for name in UPDATE_FIGURES}
+        delta = trainer.compression.encoded(update.delta) if trainer.compression else update.delta
+        return {**figures, "run": header["run"], "task": header["task"]}, pack({**delta, **update.buffers})
+
+    def _gradients(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
+        trainer, exit = self._trainer_of(header), header["exit"]
+        figures = trainer.measure_gradients(_received(trainer, (exit,), payload), self._node, exit)
+        return dataclasses.asdict(figures), b""
+
+
+def _received(trainer: LocalTrainer, exits: Sequence[int], payload: bytes) -> ServerState:
+    """The model as the server sent it: what the exits cover, in a frame of the whole that holds nothing else."""
+    model = trainer.model
+    params = {name: torch.empty_like(param) for name, param in model.named_parameters()}
+    buffers = {name: torch.empty_like(buffer) for name, buffer in model.named_buffers()}
+    state = ServerState(0, params, buffers)
+    copy_into(take(state.tensors, model.coverage(*exits)), unpack(payload))
+    return state
+
+
+def serve(worker: Worker, path: Path, *, until_closed: int) -> None:
+    """Answer at the socket `path`, one message at a time, until the other end of a pipe is closed."""
+    torch.set_num_threads(1)
+    if path.is_socket():  # of a worker that was killed
+        path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen()
+        while True:
+            ready, _, _ = select.select([listener.fileno(), until_closed], [], [])
+            if until_closed in ready:
+                return
+            connection, _ = listener.accept()
+            with connection:
+                try:
+                    send_frame(connection, *worker.answer(*receive_frame(connection)))
+                except (EOFError, OSError):  # Flower gave the message up
+                    continue

@@ -1,0 +1,1 @@
+"""A training on disk: assembling, training, comparing, and what can be asked of it."""

@@ -1,0 +1,162 @@
+"""The parts of a training, put together from a system and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exitflow.data.dataset import Dataset
+from exitflow.data.partition import node_samples, partition
+from exitflow.data.sources import load_dataset
+from exitflow.errors import ConfigError
+from exitflow.federated.local import LocalTrainer, NodeData
+from exitflow.federated.measuring import GradientTable, measured_profile
+from exitflow.federated.node_state import NodeStates
+from exitflow.federated.options.compression import Compression
+from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
+from exitflow.federated.schedules import make_schedule
+from exitflow.federated.types import ServerState
+from exitflow.federated.weighting import ExitProfile
+from exitflow.models.build import build_model
+from exitflow.models.cost import ExitCost, exit_costs, joint_cost
+from exitflow.models.nested import NestedModel
+from exitflow.seeds import derive
+from exitflow.system.system import System
+from exitflow.topology.rates import ServingPlan, serving_plan
+
+
+def dataset_of(system: System) -> Dataset:
+    """The data set that the system names."""
+    return load_dataset(system.data.name, data_dir=system.data.dir, verify=system.data.verify)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Each part is made when it is first asked for."""
+
+    system: System
+    dataset: Dataset
+    node_samples: Mapping[str, int] | None = None  # what nodes with data of their own have; None: the partition's
+
+    @cached_property
+    def plan(self) -> ServingPlan:
+        """The rates that the system will serve."""
+        return serving_plan(self.system.topology)
+
+    @cached_property
+    def model(self) -> NestedModel:
+        """The network with its initial weights, the same for all nodes."""
+        seed = derive(self.system.training.seed, "model")
+        try:
+            model = build_model(self.system.model, self.dataset.input_shape, self.dataset.num_classes, seed=seed)
+        except ValueError as error:
+            raise ConfigError(f"does not fit data set {self.dataset.name!r}: {error}", key="model") from None
+        num_exits = self.system.topology.num_exits
+        if model.num_exits != num_exits:
+            problem = f"has {model.num_exits} exits, but the deepest node stands at exit {num_exits}"
+            raise ConfigError(problem, key="model")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if not tensor.is_floating_point():
+                advice = "what is averaged must be floats; make it no buffer, or None"
+                raise ConfigError(f"tensor {name!r} of the network is {tensor.dtype}: {advice}", key="model")
+        return model
+
+    @cached_property
+    def costs(self) -> tuple[ExitCost, ...]:
+        """Of each exit."""
+        return exit_costs(self.model, self.dataset.input_shape)
+
+    def multiply_adds(self, exits: tuple[int, ...]) -> int:
+        """Of these exits, computed together, for one input."""
+        return joint_cost(self.model, exits, self.dataset.input_shape).multiply_adds
+
+    @cached_property
+    def samples(self) -> dict[str, int]:
+        """|S_i| of each node."""
+        if self.node_samples is not None:
+            return {node.name: self.node_samples[node.name] for node in self.system.topology.nodes}
+        topology, data = self.system.topology, self.system.data
+        return node_samples(topology, data.shares(topology.num_exits), len(self.dataset.train))
+
+    @cached_property
+    def profile(self) -> ExitProfile:
+        """What the weighting may know, but for what has to be measured."""
+        probabilities = probability_matrix(self.system.topology, self.samples, self.system.training)
+        check_every_exit_is_trained(probabilities)
+        self._check_smallest_batches()
+        return ExitProfile(
+            serve_share=self.plan.exit_share,
+            multiply_adds=np.array([float(cost.multiply_adds) for cost in self.costs]),
+            samples=np.array([float(count) for count in self.samples.values()]),
+            probabilities=probabilities,
+            num_rounds=self.system.training.rounds,
+            normalised_step=self.system.training.server_step == "coverage",
+        )
+
+    def _check_smallest_batches(self) -> None:
+        """Refuse batches of one sample where batch norm, behind features of 1x1, would have one value a channel."""
+        for node in self.system.topology.nodes:
+            num_samples = self.samples[node.name]
+            if min(self.system.training.batch_size, num_samples) != 1:
+                continue
+            try:
+                with torch.no_grad():
+                    self.model.submodel(node.exit).train()(torch.zeros(1, *self.dataset.input_shape))
+            except ValueError as error:
+                what = f"node {node.name!r}, with {num_samples} samples, would train exit {node.exit} on one at a time"
+                problem = f"{what}, and this network needs at least two: {error}"
+                raise ConfigError(problem, key="training.batch_size") from None
+
+    def measured_profile(self, table: GradientTable) -> ExitProfile:
+        """The profile with what was measured of the gradients."""
+        num_parameters = [cost.num_parameters for cost in self.costs]
+        spec = self.system.training
+        return measured_profile(self.profile, table, num_parameters=num_parameters, spec=spec, num_steps=self.num_steps)
+
+    @property
+    def num_steps(self) -> int:
+        """J: as given, or so many that the largest node passes over its data `local_epochs` times."""
+        spec = self.system.training
+        passes = max(max(self.samples.values()) // spec.batch_size, 1)
+        return spec.local_steps or spec.local_epochs * passes
+
+    def initial_state(self) -> ServerState:
+        """w^(1)."""
+        params = {name: param.detach().clone() for name, param in self.model.named_parameters()}
+        return ServerState(0, params, {name: buffer.clone() for name, buffer in self.model.named_buffers()})
+
+    def trainer(
+        self, state_folder: Path, *, device: str = "cpu", num_steps: int | None = None, only: str | None = None
+    ) -> LocalTrainer:
+        """What the nodes do. With `only`, all of the data are that node's; else each has its part of the partition."""
+        spec, data = self.system.training, self.system.data
+        if only:
+            indices = {only: torch.arange(len(self.dataset.train))}
+        else:
+            indices = self._partition()
+        compression = Compression.of(self.system.federation)
+        residuals = NodeStates(state_folder.with_name("residuals"))
+        num_steps = num_steps or self.num_steps
+        preparation = self.dataset.preparation if data.crop else replace(self.dataset.preparation, crop_padding=0)
+        return LocalTrainer(
+            self.model,
+            NodeData(self.dataset.train, indices, preparation, augment=data.augment),
+            spec,
+            num_steps,
+            make_schedule(spec, num_steps),
+            NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None,
+            device,
+            compression=compression,
+            residuals=residuals if compression and compression.remembers else None,
+        )
+
+    def _partition(self) -> dict[str, torch.Tensor]:
+        """Which of the training samples each node holds."""
+        seed, alpha = derive(self.system.training.seed, "partition"), self.system.data.dirichlet_alpha
+        held = partition(self.dataset.train.labels, self.samples, seed=seed, dirichlet_alpha=alpha)
+        return {node: torch.from_numpy(rows) for node, rows in held.items()}

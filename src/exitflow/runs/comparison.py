@@ -1,0 +1,137 @@
+"""The same system trained under several weightings and by several methods, each with several seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from exitflow.data.dataset import Dataset
+from exitflow.evaluation.accuracy import Evaluation
+from exitflow.experiments.figures import Spread
+from exitflow.runs.assembly import dataset_of
+from exitflow.runs.methods import apply_method
+from exitflow.runs.runs import evaluate
+from exitflow.runs.training import resume_or_train
+from exitflow.runs.training_costs import TrainingCosts
+from exitflow.system.system import System, layers
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Evaluations by weighting or method, one for each seed, and what their trainings took."""
+
+    system: str
+    seeds: tuple[int, ...]
+    evaluations: dict[str, tuple[Evaluation, ...]]
+    costs: dict[str, tuple[TrainingCosts, ...]]
+    methods: tuple[str, ...] = ()  # which of the names are methods, and no weightings
+    layers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name -> of each exit; itself if not given
+
+    def accuracy(self, name: str) -> Spread:
+        """Of the whole system."""
+        return Spread.of([evaluation.accuracy for evaluation in self.evaluations[name]])
+
+    def exit_accuracy(self, name: str) -> tuple[Spread | None, ...]:
+        """Of each exit on all samples; where every node has a network of its own, the mean over the layer's.
+
+        None for a layer without any.
+        """
+        found = [self._by_layer(name, evaluation.exit_accuracy) for evaluation in self.evaluations[name]]
+        by_exit = ([each for each in values if each is not None] for values in zip(*found, strict=True))
+        return tuple(Spread.of(values) if values else None for values in by_exit)
+
+    def _by_layer(self, name: str, accuracies: Sequence[float]) -> list[float | None]:
+        layers = self.layers.get(name, tuple(range(1, len(accuracies) + 1)))
+        members: dict[int, list[float]] = {layer: [] for layer in range(1, max(layers) + 1)}
+        for layer, accuracy in zip(layers, accuracies, strict=True):
+            members[layer].append(accuracy)
+        return [statistics.fmean(each) if each else None for each in members.values()]
+
+    def bytes_sent(self, name: str) -> float:
+        """Over all links in both directions, of a training; mean over the seeds."""
+        return statistics.fmean(cost.bytes_sent for cost in self.costs[name])
+
+    def multiply_adds(self, name: str) -> float | None:
+        """Of all forward passes of a training, mean over the seeds; None where a run is too old to have counted."""
+        counts = [cost.multiply_adds for cost in self.costs[name]]
+        return None if None in counts else statistics.fmean(count for count in counts if count is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        found = {name: self._json(name) for name in self.evaluations}
+        weightings = {name: each for name, each in found.items() if name not in self.methods}
+        methods = {name: each for name, each in found.items() if name in self.methods}
+        return {"system": self.system, "seeds": list(self.seeds), "weightings": weightings, "methods": methods}
+
+    def _json(self, name: str) -> dict[str, Any]:
+        return {
+            "accuracy": vars(self.accuracy(name)),
+            "exit_accuracy": [spread and vars(spread) for spread in self.exit_accuracy(name)],
+            "bytes_sent": self.bytes_sent(name),
+            "multiply_adds": self.multiply_adds(name),
+            "seeds": [evaluation.to_json() for evaluation in self.evaluations[name]],
+        }
+
+
+def default_folder(system: System) -> Path:
+    """A folder of its own for every system, under `runs`: another file, or a changed one, never meets old runs."""
+    plain = replace(system, training=replace(system.training, weighting="equal-weight", seed=0))
+    digest = hashlib.blake2b(plain.to_toml().encode(), digest_size=4).hexdigest()
+    plain_name = re.sub(r"[^\w.-]", "-", system.name, flags=re.ASCII)[:100]
+    return Path("runs") / f"{plain_name}-{digest}"
+
+
+def compare(
+    system: System,
+    weightings: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    methods: Sequence[str] = (),
+    out: str | Path | None = None,
+    backend: str = "serial",
+    workers: int | None = None,
+    dataset: Dataset | None = None,
+    observer: Callable[[str, float], None] | None = None,
+) -> Comparison:
+    """Train `system` under every weighting and by every method, with every seed, and evaluate it.
+
+    Runs that are there are used, unfinished ones are gone on with.
+    """
+    folder = Path(out) if out else default_folder(system)
+    variants = _variants(system, weightings, methods)
+    dataset = dataset or dataset_of(system)
+    evaluations: dict[str, list[Evaluation]] = {name: [] for name in variants}
+    costs: dict[str, list[TrainingCosts]] = {name: [] for name in variants}
+    for name, seed in ((name, seed) for seed in seeds for name in variants):
+        variant = replace(variants[name], training=replace(variants[name].training, seed=seed))
+        label = f"{name}, seed {seed}"
+        run = resume_or_train(
+            variant,
+            folder / f"{name}-seed-{seed}",
+            backend=backend,
+            workers=workers,
+            dataset=dataset,
+            observer=(lambda rounds, label=label: observer(label, rounds)) if observer else None,
+        )
+        evaluations[name].append(evaluate(run, dataset=dataset))
+        costs[name].append(run.costs)
+    return Comparison(
+        system.name,
+        tuple(seeds),
+        {name: tuple(done) for name, done in evaluations.items()},
+        {name: tuple(each) for name, each in costs.items()},
+        tuple(methods),
+        {name: layers(each) for name, each in variants.items()},
+    )
+
+
+def _variants(system: System, weightings: Sequence[str], methods: Sequence[str]) -> dict[str, System]:
+    """What is to be trained; whatever a method cannot do with this system is said before anything is."""
+    trainings = {name: replace(system.training, weighting=name, exit_weights=()) for name in weightings}
+    weighted = {name: replace(system, training=training) for name, training in trainings.items()}
+    return weighted | {name: apply_method(name, system) for name in methods}

@@ -1,0 +1,115 @@
+"""Why one weighting and not another: what the weights of each cost by Theorem 1, for one system and its data."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exitflow.data.dataset import Dataset
+from exitflow.errors import ConfigError, TrainingError
+from exitflow.federated.measuring import measure_gradients
+from exitflow.federated.places import open_backend
+from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
+from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.system.system import System
+from exitflow.theory.bound import BoundInputs, error_bound
+from exitflow.theory.error_costs import ErrorTerms, calibrated_costs, fixed_error
+
+GIVEN = "exit_weights"  # the key of the system file where it names the weights themselves
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The weights of every weighting in the last round, and what they cost."""
+
+    system: str
+    weighting: str  # the system's own, or GIVEN
+    weights: dict[str, tuple[float, ...]]
+    terms: dict[str, ErrorTerms]  # calibrated: no error above the loss that can be lost
+    inputs: dict[str, BoundInputs]  # the theorem's constants, measured or estimated, for the training under each
+    why_left_out: str = ""  # why the system cannot be trained under the other weightings, where there are any
+
+    @property
+    def cheapest(self) -> str:
+        """The weighting with the lowest total, among equals the first in the table."""
+        least = min(terms.total for terms in self.terms.values())
+        return next(name for name, terms in self.terms.items() if terms.total <= least * (1 + 1e-9))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        inputs = self.inputs[self.weighting]
+        names = ("loss_bound", "smoothness", "strong_convexity", "condition", "squared_gradient_bound")
+        more = ("heterogeneity", "squared_distance", "num_rounds", "num_steps")
+        return {
+            "system": self.system,
+            "weighting": self.weighting,
+            "cheapest": self.cheapest,
+            "serve_share": inputs.serve_share.tolist(),
+            "exit_samples": inputs.exit_samples.tolist(),
+            "num_parameters": inputs.pseudo_dimension.tolist(),
+            "constants": {name: getattr(inputs, name) for name in (*names, *more)},
+            "fixed_error": fixed_error(inputs),
+            "weightings": {name: self._weighting_json(name) for name in self.weights},
+        }
+
+    def _weighting_json(self, name: str) -> dict[str, Any]:
+        weights = self.weights[name]
+        return {
+            "weights": list(weights),
+            "exit_samples": self.inputs[name].exit_samples.tolist(),
+            "terms": self.terms[name].to_json(),
+            "bound": error_bound(self.inputs[name], np.array(weights)).to_json(),
+        }
+
+
+def explain(
+    system: System, *, backend: str = "serial", workers: int | None = None, dataset: Dataset | None = None
+) -> Explanation:
+    """Measure the gradients of `system` at its initial model, and set all weightings side by side.
+
+    Each with what nodes train under it. Those under which `system` could not be trained are left out.
+    """
+    dataset = dataset or dataset_of(system)
+    trainings = {name: replace(system.training, weighting=name, exit_weights=()) for name in WEIGHTINGS}
+    if system.training.exit_weights:
+        trainings[GIVEN] = system.training
+    own = system.training.trains_all_exits
+    measured = {own: _measured(Assembly(system, dataset), backend, workers)}
+    why_left_out = ""
+    for training in [each for each in trainings.values() if each.trains_all_exits != own][:1]:
+        try:
+            other = Assembly(replace(system, training=training), dataset)
+            measured[not own] = _measured(other, backend, workers)
+        except (ConfigError, TrainingError) as error:
+            why_left_out = str(error)
+    profiles = {
+        name: measured[training.trains_all_exits]
+        for name, training in trainings.items()
+        if training.trains_all_exits in measured
+    }
+    weights = {
+        name: trainings[name].exit_weighting(profile, system.training.rounds) for name, profile in profiles.items()
+    }
+    inputs = {name: profile.bound for name, profile in profiles.items() if profile.bound}
+    return Explanation(
+        system.name,
+        GIVEN if system.training.exit_weights else system.training.weighting,
+        {name: tuple(each.tolist()) for name, each in weights.items()},
+        {name: calibrated_costs(inputs[name]).terms(each) for name, each in weights.items()},
+        inputs,
+        why_left_out,
+    )
+
+
+def _measured(assembly: Assembly, backend_name: str, workers: int | None) -> ExitProfile:
+    nodes = [node.name for node in assembly.system.topology.nodes]
+    state, probabilities = assembly.initial_state(), assembly.profile.probabilities
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = assembly.trainer(Path(folder))
+        with open_backend(backend_name, trainer, state, workers=workers) as backend:
+            table = measure_gradients(nodes, probabilities, state, backend)
+    return assembly.measured_profile(table)

@@ -1,0 +1,122 @@
+"""Runs on disk, and what can be asked of them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exitflow.data.dataset import Dataset
+from exitflow.errors import RunError
+from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
+from exitflow.evaluation.blending import Blend, blended, fit_blends
+from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
+from exitflow.federated.types import ServerState
+from exitflow.models.layout import best_layout
+from exitflow.models.nested import NestedModel
+from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.runs.run_dir import RunDir, load_state
+from exitflow.runs.training_costs import TrainingCosts
+from exitflow.system.system import System, load_system, serving_as
+from exitflow.tensors import copy_into
+
+
+class Run:
+    """A training on disk, finished or not."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.directory = RunDir.open(path)
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.directory.path
+
+    @cached_property
+    def system(self) -> System:
+        """What was trained."""
+        return load_system(self.directory.spec)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended."""
+        return self.directory.finished
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """A record per round."""
+        return self.directory.records()
+
+    @property
+    def costs(self) -> TrainingCosts:
+        """Of all rounds so far."""
+        return TrainingCosts.of(self.records)
+
+    def state(self) -> ServerState:
+        """The trained model, or where an unfinished training stands."""
+        if self.finished:
+            return load_state(self.directory.model)
+        if (state := self.directory.load_checkpoint()) is None:
+            raise RunError(
+                f"{self.path}: no round has been finished yet; go on with: exitflow train --resume {self.path}"
+            )
+        return state
+
+    def model(self, dataset: Dataset | None = None) -> NestedModel:
+        """The network with its trained weights."""
+        model = Assembly(self.system, dataset or dataset_of(self.system)).model
+        return with_weights(model, self.state(), source=str(self.path))
+
+    def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
+        """The answers of all exits on the test set: one pass, from which any serving setting can be evaluated."""
+        dataset = dataset or dataset_of(self.system)
+        return blended(self.own_outputs(dataset, device=device), self.blends(dataset, device=device))
+
+    def own_outputs(self, dataset: Dataset, *, device: str = "cpu") -> ExitOutputs:
+        """What each exit says to the test set by itself."""
+        test = dataset.require("test", "an evaluation")
+        return exit_outputs(self.model(dataset), test, dataset.preparation, device=device)
+
+    def blends(self, dataset: Dataset, *, device: str = "cpu") -> tuple[Blend, ...]:
+        """How exits answer together; none where each answers by itself."""
+        if not self.system.training.blends_answers:
+            return ()
+        validation = dataset.require("validation", "a run whose exits answer together (training.answers)")
+        return fit_blends(exit_outputs(self.model(dataset), validation, dataset.preparation, device=device))
+
+
+def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
+    """Refuse a state that is of another model."""
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = state.tensors
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
+        raise RunError(f"{source}: the weights do not fit the model in spec.toml")
+
+
+@torch.no_grad()
+def with_weights(model: NestedModel, state: ServerState, *, source: str) -> NestedModel:
+    """`model` with the tensors of `state`, in the layout in which it computes fastest."""
+    check_fit(model, state, source=source)
+    copy_into({**dict(model.named_parameters()), **dict(model.named_buffers())}, state.tensors)
+    return model.to(memory_format=best_layout(model))  # type: ignore[call-overload, no-any-return]
+
+
+def evaluate(
+    run: Run | str | Path,
+    *,
+    serving: str | None = None,
+    confidence: str = "entropy",
+    dataset: Dataset | None = None,
+    outputs: ExitOutputs | None = None,
+) -> Evaluation:
+    """How accurately the run's system answers on test data, as planned or at another serving setting.
+
+    `outputs`, from `run.outputs()`, saves the pass over the test set when one run is evaluated often.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    topology = run.system.topology
+    if serving is not None:
+        topology = serving_as(run.system, serving)
+    return evaluate_plan(outputs or run.outputs(dataset), topology, confidence_kind=confidence)

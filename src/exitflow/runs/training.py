@@ -1,0 +1,346 @@
+"""Train a system into a run directory, or go on where a run was cut off."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from exitflow.data.dataset import Dataset
+from exitflow.errors import RunError
+from exitflow.evaluation.accuracy import evaluate_plan
+from exitflow.evaluation.blending import blended, fit_blends
+from exitflow.evaluation.outputs import exit_outputs
+from exitflow.federated.link_bytes import forward_multiply_adds, link_bytes
+from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
+from exitflow.federated.measuring import GradientTable, measure_gradients
+from exitflow.federated.options.faults import Attendance
+from exitflow.federated.options.privacy import Privacy, PrivacyLoss, run_secret
+from exitflow.federated.places import Place, Status, one_thread, open_backend
+from exitflow.federated.sampling import sample_tasks
+from exitflow.federated.types import Backend, ServerState
+from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, ExitProfile
+from exitflow.files import write_atomically
+from exitflow.models.specs import SeparateNetworks
+from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.runs.run_dir import RunDir, save_state
+from exitflow.runs.runs import Run, check_fit, with_weights
+from exitflow.system.system import System, same_training
+from exitflow.tensors import num_bytes, take
+from exitflow.theory.error_costs import calibrated_costs
+
+if TYPE_CHECKING:
+    from exitflow.flower.deployment import Membership, Session
+
+FloatArray = npt.NDArray[np.float64]
+Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
+
+
+def train(
+    system: System,
+    out: str | Path,
+    *,
+    backend: str = "serial",
+    workers: int | None = None,
+    address: str | None = None,
+    federation: Membership | None = None,
+    dataset: Dataset | None = None,
+    device: str = "cpu",
+    observer: Observer | None = None,
+    status: Status | None = None,
+) -> Run:
+    """Train `system` into the new directory `out`. The result does not depend on the backend or its workers.
+
+    `address` is that of a Ray cluster; `federation` says where the nodes of a real federation meet, for backend
+    "flower". `status` is told what is being waited for.
+    """
+    dataset = dataset or dataset_of(system)
+    if federation:
+        from exitflow.flower.deployment import join, new_run_id  # needs Flower
+
+        dataset.require("validation", "the server of a federation")  # else nobody knows what came out
+        run_id = new_run_id()
+        with join(federation, system, run_id, status=status) as session:
+            assembly = Assembly(system, dataset, session.samples)
+            assembly.profile  # noqa: B018 - as below
+            run_dir = RunDir.create(out, system.to_toml())
+            run_dir.write_run_id(run_id)
+            return Training(assembly, run_dir, device).run(lambda state: _joined(session, assembly), observer)
+    dataset.require("validation", "a training")
+    assembly = Assembly(system, dataset)
+    assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
+    run_dir = RunDir.create(out, system.to_toml())
+    place = Place(workers, address, system.federation, status or _silent)
+    return Training(assembly, run_dir, device).run_at(backend, place, observer)
+
+
+def resume(
+    path: str | Path,
+    *,
+    backend: str = "serial",
+    workers: int | None = None,
+    address: str | None = None,
+    federation: Membership | None = None,
+    dataset: Dataset | None = None,
+    device: str = "cpu",
+    observer: Observer | None = None,
+    status: Status | None = None,
+) -> Run:
+    """Go on with the run in `path`. The result is that of an uninterrupted run, bit for bit."""
+    run = Run(path)
+    if run.finished:
+        return run
+    system = run.system
+    dataset = dataset or dataset_of(system)
+    dataset.require("validation", "a training")
+    if federation:
+        from exitflow.flower.deployment import join  # needs Flower
+
+        known = run.directory.node_samples()
+        with join(federation, system, run.directory.run_id(), known=known, status=status) as session:
+            assembly = Assembly(system, dataset, session.samples)
+            training = Training(assembly, run.directory, device)
+            return training.run(lambda state: _joined(session, assembly), observer)
+    if run.directory.in_federation:
+        raise RunError(f"{run.path}: was begun in a federation, whose nodes have the data; go on with --superlink")
+    assembly = Assembly(system, dataset)
+    if run.directory.node_samples() not in ({}, assembly.samples):
+        raise RunError(f"{run.path}: was begun with other data than these, which give nodes other numbers of samples")
+    place = Place(workers, address, system.federation, status or _silent)
+    return Training(assembly, run.directory, device).run_at(backend, place, observer)
+
+
+@contextmanager
+def _joined(session: Session, assembly: Assembly) -> Iterator[Backend]:
+    with one_thread():
+        yield session.backend(assembly)
+
+
+def _silent(text: str) -> None:
+    """Nobody asked."""
+
+
+def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
+    """The run of `system` in `path`: found there, gone on with, or trained."""
+    if not RunDir(path).spec.is_file():
+        return train(system, path, **execution)
+    if not same_training(Run(path).system, system):
+        raise RunError(f"{path}: holds a run of another system; choose another --out")
+    return resume(path, **execution)
+
+
+def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | None:
+    """What an earlier part of this run measured."""
+    try:
+        known = json.loads(file.read_bytes())["gradients"]
+        table = None if known is None else GradientTable.from_json(known)
+        if table is None or table.variance.shape == shape:
+            return table
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise RunError(f"{file}: was not written by exitflow; delete it, and it will be measured again")
+
+
+class Training:
+    """The rounds of Algorithm 1, with their records and checkpoints."""
+
+    def __init__(self, assembly: Assembly, run_dir: RunDir, device: str = "cpu") -> None:
+        self._assembly = assembly
+        self._spec = assembly.system.training
+        self._run_dir = run_dir
+        self._device = device
+        self._coverage = functools.cache(assembly.model.coverage)
+        self._multiply_adds = functools.cache(assembly.multiply_adds)
+        self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
+        self._counted_rounds = 0  # ... of so many rounds
+
+    def run_at(self, backend_name: str, place: Place, observer: Observer | None) -> Run:
+        """With a backend by name, which trains the nodes of this program's own data."""
+        trainer = self._assembly.trainer(self._run_dir.node_states, device=self._device)
+        return self.run(lambda state: open_backend(backend_name, trainer, state, place=place), observer)
+
+    def run(self, opened: Callable[[ServerState], AbstractContextManager[Backend]], observer: Observer | None) -> Run:
+        """All rounds that are left, and then the trained model."""
+        with self._run_dir.lock():
+            if self._run_dir.finished:  # by another process, while this one was getting ready
+                return Run(self._run_dir.path)
+            state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
+            check_fit(self._assembly.model, state, source=str(self._run_dir.path))
+            self._run_dir.forget_records_after(state.round)
+            with opened(state) as backend:
+                for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
+                    pass
+            save_state(self._run_dir.model, state)
+            self._run_dir.checkpoint.unlink(missing_ok=True)
+        return Run(self._run_dir.path)
+
+    def rounds(self, state: ServerState, backend: Backend, observer: Observer | None = None) -> Iterator[ServerState]:
+        """The state after each round, once it is safely on disk."""
+        plan = self._plan(backend)
+
+        def progress(round: int, done: int, total: int) -> None:
+            if observer:
+                observer(round - 1 + done / total)
+
+        if observer:
+            observer(state.round)
+        attendance = Attendance.of(self._run_dir.records())
+        for state, report in run_rounds(plan, state, backend, progress, attendance):
+            self._run_dir.append(self._record(state, report))
+            self._run_dir.save_checkpoint(state)
+            yield state
+
+    def _plan(self, backend: Backend) -> TrainingPlan:
+        assembly = self._assembly
+        nodes = [node.name for node in assembly.system.topology.nodes]
+        profile, federation = self._profile(nodes, backend), assembly.system.federation
+        return TrainingPlan(nodes, profile, self._weighting, self._coverage, self._spec, federation, self._privacy())
+
+    def _privacy(self) -> Privacy | None:
+        federation = self._assembly.system.federation
+        if federation.clip_norm is None:
+            return None
+        return Privacy.of(federation, run_secret(self._run_dir.path / "noise.secret"))
+
+    def _weighting(self, profile: ExitProfile, round: int) -> FloatArray:
+        """The weights by what is known when `round` begins."""
+        served_error = self._served_error(round)
+        return self._spec.exit_weighting(replace(profile, served_error=served_error), round)
+
+    def _served_error(self, round: int) -> FloatArray | None:
+        """On the last validation before `round`, which the records hold: so a resumed run knows the same."""
+        if self._spec.weighting not in NEEDS_VALIDATION:
+            return None
+        earlier = [record["validation"] for record in self._run_dir.records() if record["round"] < round]
+        validated = [validation for validation in earlier if validation]
+        if not validated:
+            return None
+        accuracy = [1.0 if value is None else value for value in validated[-1]["served_accuracy"]]
+        return 1 - np.array(accuracy)
+
+    def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
+        """Measured once, before the first round, and then kept with the run."""
+        assembly, file = self._assembly, self._run_dir.path / "profile.json"
+        if file.is_file():
+            table = _measured_gradients(file, assembly.profile.probabilities.shape)
+        elif self._spec.weighting in NEEDS_GRADIENT_VARIANCE:
+            table = measure_gradients(nodes, assembly.profile.probabilities, assembly.initial_state(), backend)
+        else:
+            table = None
+        profile = assembly.measured_profile(table) if table else assembly.profile
+        write_atomically(file, json.dumps(self._profile_json(profile, table), indent=1).encode())
+        return profile
+
+    def _profile_json(self, profile: ExitProfile, table: GradientTable | None) -> dict[str, Any]:
+        costs = self._assembly.costs
+        variance = profile.gradient_variance
+        return {
+            "num_steps": self._assembly.num_steps,
+            "serve_share": profile.serve_share.tolist(),
+            "multiply_adds": [cost.multiply_adds for cost in costs],
+            "num_parameters": [cost.num_parameters for cost in costs],
+            "exit_samples": profile.exit_samples.tolist(),
+            "node_samples": self._assembly.samples,
+            "gradient_variance": None if variance is None else variance.tolist(),
+            "gradients": table.to_json() if table else None,
+            "error_terms": self._error_terms(profile),
+        }
+
+    def _error_terms(self, profile: ExitProfile) -> dict[str, float] | None:
+        """What the weights of the last round cost by Theorem 1, calibrated; None where nothing was measured."""
+        if profile.bound is None:
+            return None
+        weights = self._spec.exit_weighting(profile, self._spec.rounds)
+        return calibrated_costs(profile.bound).terms(weights).to_json()
+
+    def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
+        def covered_bytes(*exits: int) -> int:
+            return num_bytes(take(state.tensors, self._coverage(*self._sent(exits))))
+
+        losses = {str(exit): float(np.mean(values)) for exit, values in sorted(report.losses.items())}
+        return {
+            "round": report.round,
+            "exit_weights": report.exit_weights.tolist(),
+            "losses": losses,
+            "validation": self._validate(state),
+            "num_tasks": len(report.tasks),
+            "dropped": report.dropped,
+            **self._faults(report),
+            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
+            "multiply_adds": forward_multiply_adds(
+                report.tasks,
+                self._spec,
+                num_steps=self._assembly.num_steps,
+                samples=self._assembly.samples,
+                cost=self._multiply_adds,
+            ),
+            "seconds": report.seconds,
+        }
+
+    def _faults(self, report: RoundReport) -> dict[str, Any]:
+        """What only trainings with nodes elsewhere have to tell."""
+        faults: dict[str, Any] = {}
+        if report.wire_bytes:
+            faults["wire_bytes"] = {node: {"down": down, "up": up} for node, (down, up) in report.wire_bytes.items()}
+        for what in ("missing", "refused", "state_lost"):
+            if nodes := getattr(report, what):
+                faults[what] = nodes
+        if report.lost_weight is not None:
+            faults["lost_weight"] = report.lost_weight.tolist()
+        if self._assembly.system.federation.on_missing == "reweight":
+            faults["attendance"] = report.attendance
+        if loss := self._privacy_loss(report.round):
+            faults["privacy"] = asdict(loss)
+        return faults
+
+    def _privacy_loss(self, round: int) -> PrivacyLoss | None:
+        """For the node that is hit hardest: sampled most often so far, or the most likely to be."""
+        if self._assembly.system.federation.noise_multiplier is None:
+            return None
+        probabilities = self._assembly.profile.probabilities
+        # which weights does not matter: none that is above 0 changes who is drawn
+        joint_weights = np.ones(probabilities.shape[1]) if self._spec.trains_all_exits else None
+        while self._counted_rounds < round:
+            self._counted_rounds += 1
+            tasks = sample_tasks(
+                list(self._assembly.samples),
+                probabilities,
+                round=self._counted_rounds,
+                seed=self._spec.seed,
+                joint_weights=joint_weights,
+            )
+            self._drawn.update(task.node for task in tasks)
+        most = max(self._drawn.values(), default=0)
+        largest = (probabilities.max(axis=1) if self._spec.trains_all_exits else probabilities.sum(axis=1)).max()
+        return PrivacyLoss.after(self._assembly.system.federation, most, round, float(largest))
+
+    def _sent(self, exits: tuple[int, ...]) -> tuple[int, ...]:
+        """Not separate networks that one node alone trains: what it has trained is what it would be sent."""
+        if not isinstance(self._assembly.system.model, SeparateNetworks):
+            return exits
+        num_nodes = (self._assembly.profile.probabilities > 0).sum(axis=0)
+        return tuple(exit for exit in exits if num_nodes[exit - 1] > 1)
+
+    def _validate(self, state: ServerState) -> dict[str, Any] | None:
+        """Accuracy on validation data: of each exit, and of the system as served."""
+        if state.round % self._spec.evaluate_every and state.round != self._spec.rounds:
+            return None
+        assembly = self._assembly
+        model = with_weights(assembly.model, state, source=str(self._run_dir.path))
+        outputs = exit_outputs(model, assembly.dataset.validation, assembly.dataset.preparation, device=self._device)
+        if self._spec.blends_answers:
+            outputs = blended(outputs, fit_blends(outputs))
+        evaluation = evaluate_plan(outputs, assembly.system.topology, assembly.plan)
+        return {
+            "exit_accuracy": list(evaluation.exit_accuracy),
+            "served_accuracy": [served.accuracy for served in evaluation.exits],
+            "accuracy": evaluation.accuracy,
+        }

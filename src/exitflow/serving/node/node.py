@@ -1,0 +1,370 @@
+"""A serving node: it answers what it is sure of, and asks a parent about the rest.
+
+The own answer to every sample is kept until the request is answered; a parent's answer overwrites it. So whatever
+happens to a parent, every request has an answer, and exactly one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from exitflow.errors import BundleError, ConfigError, suggestion
+from exitflow.routing import confidence, serves
+from exitflow.serving.bundle.bundle import DATATYPES, Bundle, load_bundle
+from exitflow.serving.bundle.engine import Engine, give_back_memory
+from exitflow.serving.node.batching import Batcher, OverloadedError
+from exitflow.serving.node.counts import NodeCounts
+from exitflow.serving.node.forwarding import LEAST_TIME, Forwarder
+from exitflow.serving.node.jobs import Array, Computed, Job, Loaded, Question
+from exitflow.serving.node.links import ParentLink
+from exitflow.serving.node.node_settings import ServingSpec, check_links
+from exitflow.serving.node.payload import choose_payload
+from exitflow.serving.node.rate_control import ForwardControl
+from exitflow.serving.wire.answers import Answers, BadRequestError
+from exitflow.serving.wire.security import Security
+
+log = logging.getLogger("exitflow.serving")
+
+IN_FLIGHT = 4  # times the queue: requests that wait for a parent hold memory too
+NEVER = float("inf")
+
+
+class ExpiredError(Exception):
+    """The request's deadline passed before it was computed."""
+
+
+class UnknownVersionError(Exception):
+    """A request names a bundle that is not loaded here."""
+
+
+class Node:
+    """Made and used inside one event loop."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        name: str,
+        spec: ServingSpec,
+        parents: Mapping[str, str],
+        *,
+        security: Security | None = None,
+    ) -> None:
+        """`parents`: name -> address; those that the bundle's topology gives this node."""
+        self.name, self.spec = name, spec
+        self.counts = NodeCounts()
+        self.started = time.time()
+        self._loop = asyncio.get_running_loop()
+        self._check_parents(bundle, parents)
+        security = security or Security()
+        self.links = {parent: ParentLink(parent, address, security) for parent, address in parents.items()}
+        self.current = self._load(bundle)
+        self.max_message = bundle.manifest.largest_request(self.exit)  # bytes
+        self.previous: Loaded | None = None
+        self.control = self._control(bundle)
+        self._expect(bundle)
+        self.in_flight = 0
+        self.draining = False
+        self._reloading = asyncio.Lock()
+        self._forwarder = Forwarder(name, spec, self.links, self.counts, self.control)
+        self._batcher: Batcher[Job, Computed] = Batcher(
+            self._compute,
+            self._deliver,
+            max_batch=spec.max_batch,
+            queue_size=spec.queue_size,
+        )
+
+    @property
+    def now(self) -> float:
+        """Of the clock that deadlines are in; an event loop's own may be as coarse as a millisecond (uvloop's is)."""
+        return monotonic()
+
+    @property
+    def queued(self) -> int:
+        """Samples that wait to be computed."""
+        return self._batcher.queued
+
+    @property
+    def exit(self) -> int:
+        """The exit it answers with."""
+        return self.current.engine.exit
+
+    @property
+    def loaded(self) -> list[Loaded]:
+        """The bundles that are answered with, the newest first."""
+        return [self.current, self.previous] if self.previous else [self.current]
+
+    def version(self, wanted: str, among: Sequence[Loaded] = ()) -> Loaded:
+        """The loaded bundle, of some or of all, that a request names; "": the newest."""
+        for loaded in among or self.loaded:
+            if wanted in ("", loaded.bundle.version, loaded.bundle.hash):
+                return loaded
+        raise UnknownVersionError(f"node {self.name!r} serves bundle {self.current.bundle.version}, not {wanted[:12]}")
+
+    async def infer(
+        self,
+        loaded: Loaded,
+        carry: Array,
+        *,
+        start: int = 0,
+        before: Array | None = None,
+        deadline: float = NEVER,
+        child: str | None = None,
+    ) -> Answers:
+        """The answers to (N, ...) samples that stand behind exit `start`, which said `before`, (N, C) logits.
+
+        Raises OverloadedError or ExpiredError.
+        """
+        now = monotonic()
+        size = len(carry)
+        if child is None:
+            self.counts.arrived += size
+        else:
+            self.counts.from_children[child] += size
+        if deadline <= now:
+            self.counts.expired += 1
+            raise ExpiredError
+        if self.in_flight + size > IN_FLIGHT * self.spec.queue_size and self.in_flight:
+            self.counts.rejected += 1
+            raise OverloadedError
+        job = Job(loaded, carry, start, deadline, child, now, self._loop.create_future(), before)
+        try:
+            self._batcher.submit(job)
+        except OverloadedError:
+            self.counts.rejected += 1
+            raise
+        timer = self._loop.call_later(deadline - now, self._expire, job) if deadline < NEVER else None
+        self.in_flight += size
+        try:
+            answers = await job.future
+        finally:
+            self.in_flight -= size
+            if timer:
+                timer.cancel()
+        self.counts.requests += 1
+        self.counts.request_seconds.add(monotonic() - now)
+        return answers
+
+    def _expire(self, job: Job) -> None:
+        """The local answer if there is one by now, else none."""
+        if job.future.done():
+            return
+        if job.answers is not None:
+            self.counts.fallbacks["deadline"] += job.pending
+            self.counts.served += job.pending
+            job.future.set_result(job.answers)
+        else:
+            self.counts.expired += 1
+            job.future.set_exception(ExpiredError())
+
+    # computing: in the event loop or in the engine's thread
+
+    def _compute(self, jobs: Sequence[Job]) -> Computed:
+        loaded = jobs[0].key
+        started = time.perf_counter()
+        if len(jobs) == 1:
+            (job,) = ordered = jobs
+            parts, before = {job.start: job.carry}, {} if job.before is None else {job.start: job.before}
+        else:
+            ordered = sorted(jobs, key=lambda job: -job.start)
+            parts = _by_start(ordered, lambda job: job.carry)
+            before = _by_start(ordered, lambda job: job.before)
+        features, logits = loaded.engine.run(parts, before)
+        with np.errstate(invalid="ignore"):  # what is no number is refused in `_deliver`
+            scores, sure = _softmax(logits), confidence(logits, loaded.bundle.manifest.confidence)
+        return Computed(ordered, features, logits, scores, sure, time.perf_counter() - started)
+
+    def _deliver(self, jobs: Sequence[Job], computed: Computed | Exception) -> None:
+        if isinstance(computed, Exception):
+            self._fail(jobs, computed)
+            return
+        now = monotonic()
+        self._count_batch(computed, now)
+        fine = np.isfinite(computed.scores).all(axis=1) & np.isfinite(computed.confidences)
+        if not fine.all() or any(job.future.done() for job in computed.jobs):
+            computed = _still_wanted(computed, fine)
+        open_parents = self._forwarder.open_parents(now)
+        routing = self.control.route(computed.confidences, open_parents, now)
+        self.counts.out_of_tokens += routing.out_of_tokens
+        if self.links and not open_parents:
+            self._count_cut_off(computed.confidences)
+        self._answer_or_ask(computed, routing.parents, now)
+
+    def _answer_or_ask(self, computed: Computed, parents: Sequence[str | None], now: float) -> None:
+        """Every job gets the own answers; those with no question to a parent are done."""
+        questions: dict[tuple[str, Job | None, bool], list[Question]] = defaultdict(list)
+        exits = np.full(len(computed.scores), self.exit, dtype=np.int32)
+        confidences = computed.confidences.astype(np.float32)
+        first = 0
+        for job in computed.jobs:
+            part = slice(first, first + job.size)
+            first += job.size
+            job.answers = Answers(computed.scores[part], exits[part], [self.name] * job.size, confidences[part])
+            hurried = job if self._forwarder.in_a_hurry(job, now) else None  # asks with its own deadline
+            for row in range(job.size):
+                question, parent = Question(job, row, part.start + row), parents[part.start + row]
+                if parent is None:
+                    if self.links:
+                        self._forwarder.maybe_audit(question, computed)
+                elif job.deadline - now < LEAST_TIME:
+                    self.counts.fallbacks["deadline"] += 1
+                    self.control.give_back(parent)
+                else:
+                    questions[parent, hurried, job.sends_input(parent)].append(question)
+                    job.pending += 1
+            self.counts.served += job.size - job.pending
+            if not job.pending:
+                job.future.set_result(job.answers)
+        for (parent, _, _), asked in questions.items():
+            self._forwarder.ask(parent, asked, computed)
+
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        log.error("a batch failed: %s", error)
+        self.counts.failed += len(jobs)
+        for job in jobs:
+            if not job.future.done():
+                job.future.set_exception(RuntimeError("the engine failed"))
+
+    def _count_batch(self, computed: Computed, now: float) -> None:
+        counts = self.counts
+        counts.batches[len(computed.scores)] += 1
+        counts.compute_seconds += computed.seconds
+        counts.queue_seconds += sum(now - job.arrived - computed.seconds for job in computed.jobs)
+        counts.last_inference_ms = int(time.time() * 1000)
+
+    def _count_cut_off(self, confidences: npt.NDArray[np.float64]) -> None:
+        """All parents are down: what the calibration would have forwarded is answered here, and that is no secret."""
+        expected = self.current.bundle.manifest.nodes[self.name].cut
+        if count := int((~serves(confidences, expected)).sum()):
+            self.counts.fallbacks["parent-down"] += count
+
+    # bundles
+
+    def _check_parents(self, bundle: Bundle, parents: Iterable[str]) -> None:
+        known = [link.name for link in bundle.node(self.name).parents]
+        for parent in parents:
+            if parent not in known:
+                problem = f"{parent!r} is no parent of node {self.name!r}{suggestion(parent, known)}"
+                raise ConfigError(problem, key="--parent")
+        check_links(self.spec, bundle)
+
+    def _load(self, bundle: Bundle) -> Loaded:
+        entry = bundle.node(self.name)
+        manifest = bundle.manifest
+        engine = Engine(bundle.segments[: entry.exit], blends=manifest.blends, threads=self.spec.threads)
+        seconds = _warm_up(engine, bundle)
+        payloads = {}
+        for parent in self.links:
+            payloads[parent], why = choose_payload(manifest, entry.exit, self.spec.link(parent), seconds)
+            log.info("node %s sends %s %s: %s", self.name, parent, payloads[parent], why)
+        give_back_memory()
+        return Loaded(replace(bundle, segments=()), engine, payloads)
+
+    def _control(self, bundle: Bundle) -> ForwardControl:
+        entry = bundle.node(self.name)
+        return ForwardControl(
+            [link for link in entry.parents if link.name in self.links],
+            bundle.manifest.nodes[self.name],
+            planned_rate=bundle.plan.nodes[self.name].received_rate,
+            burst_seconds=self.spec.burst_seconds,
+            now=monotonic(),
+            limited=self.spec.control == "rate",
+        )
+
+    def _expect(self, bundle: Bundle) -> None:
+        for link in self.links.values():
+            link.expect(bundle.manifest.name, bundle.hash)
+
+    async def reload(self) -> Bundle:
+        """Read the bundle's directory again; requests under way end with the bundle that they began with."""
+        async with self._reloading:
+            path, exit = self.current.bundle.path, self.exit
+            bundle = await asyncio.to_thread(load_bundle, path, max_exit=exit)
+            if bundle.hash == self.current.bundle.hash:
+                return bundle
+            if bundle.topology.by_name.get(self.name) is None or bundle.node(self.name).exit != exit:
+                raise BundleError(
+                    f"{path}: the new bundle has no node {self.name!r} with exit {exit}; restart the node"
+                )
+            self._check_parents(bundle, self.links)
+            if bundle.manifest.largest_request(exit) > self.max_message:
+                raise BundleError(f"{path}: the new bundle takes larger requests; restart the node")
+            loaded, control = await asyncio.to_thread(self._load, bundle), self._control(bundle)
+            self.previous, self.current = self.current, loaded  # from here on nothing fails
+            self.control = self._forwarder.control = control
+            self._expect(bundle)
+            log.info("node %s now serves bundle %s", self.name, bundle.version)
+            return bundle
+
+    async def close(self) -> None:
+        """After what is under way has ended."""
+        self.draining = True
+        while not self._forwarder.idle or not self._batcher.idle:
+            await asyncio.sleep(0.01)
+        for link in self.links.values():
+            await link.close()
+        self._batcher.close()
+
+
+def _warm_up(engine: Engine, bundle: Bundle) -> float:
+    """Seconds that a sample takes; it also shows whether the segments are what the manifest says."""
+    manifest = bundle.manifest
+    try:
+        example = np.zeros((1, *manifest.input_shape), dtype=DATATYPES[manifest.input_datatype])
+        outputs = engine.trace(example)
+    except Exception as error:  # ONNX Runtime raises types of its own, all bare
+        raise BundleError(f"{bundle.path}: its segments do not take what the manifest says: {error}") from None
+    for entry, (features, logits) in zip(manifest.segments, outputs, strict=False):
+        fits = features is None or features.shape[1:] == entry.feature_shape  # the deepest exit has none
+        if not fits or logits.shape[1:] != (manifest.num_classes,):
+            raise BundleError(f"{bundle.path}: {entry.file} gives other shapes than the manifest says")
+    return engine.seconds_per_batch(example)
+
+
+def _still_wanted(computed: Computed, fine: npt.NDArray[np.bool_]) -> Computed:
+    """What is left without callers who have gone, and when requests with too huge numbers are refused."""
+    jobs: list[Job] = []
+    rows: list[int] = []
+    first = 0
+    for job in computed.jobs:
+        part = range(first, first + job.size)
+        first += job.size
+        if job.future.done():
+            continue
+        if fine[part].all():
+            jobs.append(job)
+            rows.extend(part)
+        else:
+            job.future.set_exception(BadRequestError("the input holds numbers too large for the network"))
+    features = None if computed.features is None else computed.features[rows]
+    return Computed(
+        jobs,
+        features,
+        computed.logits[rows],
+        computed.scores[rows],
+        computed.confidences[rows],
+        computed.seconds,
+    )
+
+
+def _by_start(jobs: Sequence[Job], values: Callable[[Job], Array | None]) -> dict[int, Array]:
+    """Some arrays of all jobs that stand behind the same exit, put together."""
+    groups: dict[int, list[Array]] = defaultdict(list)
+    for job in jobs:
+        if (array := values(job)) is not None:
+            groups[job.start].append(array)
+    return {start: np.concatenate(arrays) for start, arrays in groups.items()}
+
+
+def _softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: npt.NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
+    return result

@@ -1,0 +1,78 @@
+"""How a node serves: what `exitflow serve --set KEY=VALUE` may change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from exitflow.config import assign, check_choices, decode, encode, located, parse_assignment, require
+from exitflow.serving.bundle.bundle import MAX_SAMPLES, Bundle
+
+CodecName = Literal["fp32", "fp16", "u8", "u4"]
+ForwardWhat = Literal["auto", "feature", "input"]
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """What is different on one link."""
+
+    forward: ForwardWhat | None = None
+    codec: CodecName | None = None
+    compress: bool | None = None
+    link_megabits: float | None = None
+
+
+@dataclass(frozen=True)
+class ServingSpec:
+    """Of one node; the defaults hold for all."""
+
+    control: Literal["rate", "threshold"] = "rate"  # threshold: the calibrated cut alone, no limit is kept
+    forward: ForwardWhat = "auto"  # what goes to the parent
+    codec: CodecName = "fp32"  # of features on their way
+    compress: bool = False  # with zlib, on top of the codec
+    link_megabits: float = 100.0  # per second; what `auto` reckons with
+    burst_seconds: float = 1.0  # of the link's limit, that may go at once
+    max_batch: int = 32  # samples computed together
+    queue_size: int = 256  # samples waiting; more are rejected at once
+    forward_timeout: float = 1.0  # seconds until the local answer is given instead
+    audit_share: float = 0.01  # of the confident answers, forwarded as well when the link has room
+    threads: int = 1  # of the engine
+    links: dict[str, LinkSpec] = field(default_factory=dict)  # by parent
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("link_megabits", "forward_timeout"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, name, f"must be above 0, got {value}")
+        require(
+            math.isfinite(self.burst_seconds) and self.burst_seconds >= 0,
+            "burst_seconds",
+            f"must be 0 or more, got {self.burst_seconds}",
+        )
+        for name in ("max_batch", "queue_size", "threads"):
+            require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
+        require(self.max_batch <= MAX_SAMPLES, "max_batch", f"must be at most {MAX_SAMPLES}, got {self.max_batch}")
+        require(0 <= self.audit_share <= 1, "audit_share", f"must be between 0 and 1, got {self.audit_share}")
+        for parent in self.links:
+            located(f"links.{parent}", self.link, parent)
+
+    def link(self, parent: str) -> ServingSpec:
+        """As it holds for the link to `parent`."""
+        return replace(self, **encode(self.links[parent]), links={}) if parent in self.links else self
+
+
+def check_links(spec: ServingSpec, bundle: Bundle) -> None:
+    """A tree's nodes are all told the same: what is named need not be a parent of each, but a node of the bundle."""
+    for name in spec.links:
+        bundle.node(name, key=f"links.{name}")
+
+
+def serving_spec(overrides: Sequence[str] = ()) -> ServingSpec:
+    """The defaults, changed by texts such as "codec=u8"."""
+    table: dict[str, Any] = {}
+    for text in overrides:
+        path, value = parse_assignment(text, example="codec=u8")
+        assign(table, path, value)
+    return decode(ServingSpec, table)

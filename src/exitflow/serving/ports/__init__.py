@@ -1,0 +1,1 @@
+"""What a node listens on: gRPC, REST and metrics."""

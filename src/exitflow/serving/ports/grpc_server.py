@@ -1,0 +1,239 @@
+"""The node over gRPC: the Open Inference Protocol v2, and `exitflow.Node` for status and samples."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from exitflow.errors import ExitflowError, ServingError
+from exitflow.serving.bundle.bundle import MAX_MESSAGE, SAMPLES
+from exitflow.serving.node.batching import OverloadedError
+from exitflow.serving.node.node import ExpiredError, Node, UnknownVersionError
+from exitflow.serving.node.node_settings import ServingSpec
+from exitflow.serving.ports.description import model_config, model_metadata, server_metadata, statistics_message, status
+from exitflow.serving.ports.requests import FROM, UnknownModelError, check_model, understand_message
+from exitflow.serving.wire.addresses import bound_socket
+from exitflow.serving.wire.answers import BadRequestError
+from exitflow.serving.wire.messages import MESSAGES, METHODS, SERVICE, ModelInferRequest
+
+log = logging.getLogger("exitflow.serving")
+
+OWN_SERVICE = "exitflow.Node"
+MAX_PENDING = 16_384  # calls that gRPC holds for us; beyond its own limits it cancels them, at random and uncounted
+Code = grpc.StatusCode
+Context = Any  # grpc.aio.ServicerContext, which is generic without need
+
+
+class RefusedError(Exception):
+    """Ends a call with a status and one sentence."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def as_refusal(error: Exception, node: Node, *, forwarded: bool = False) -> RefusedError:
+    """The status for what can go wrong with a request."""
+    match error:
+        case RefusedError():
+            return error
+        case BadRequestError():
+            node.counts.invalid += 1
+            return RefusedError(Code.INVALID_ARGUMENT, str(error))
+        case UnknownModelError() | UnknownVersionError():
+            return RefusedError(Code.FAILED_PRECONDITION if forwarded else Code.NOT_FOUND, str(error))
+        case OverloadedError():
+            return RefusedError(Code.RESOURCE_EXHAUSTED, f"node {node.name!r} has a full queue; try again later")
+        case ExpiredError():
+            return RefusedError(Code.DEADLINE_EXCEEDED, "the deadline passed before the request was computed")
+        case ExitflowError():
+            return RefusedError(Code.FAILED_PRECONDITION, str(error))
+        case _:
+            log.exception("a request failed", exc_info=error)
+            return RefusedError(Code.INTERNAL, "the node failed on this request; its log says why")
+
+
+class InferenceService:
+    """The calls of one port."""
+
+    def __init__(self, node: Node, *, token: str | None = None, may_forward: bool = True) -> None:
+        self._node, self._token, self._may_forward = node, token, may_forward
+
+    async def infer(self, data: bytes, context: Context) -> Any:
+        """ModelInfer."""
+        node = self._node
+        request = ModelInferRequest()
+        try:
+            if self._token is not None:
+                self._check_token(context)
+            _parse(request, data)
+            wanted = understand_message(node, request, may_forward=self._may_forward)
+            if wanted.child is not None:
+                self._check_child(wanted.child, context)
+            remaining = context.time_remaining()
+            timeout = wanted.timeout if remaining is None else min(wanted.timeout, remaining)
+            answers = await node.infer(
+                wanted.loaded,
+                wanted.carry,
+                start=wanted.start,
+                before=wanted.before,
+                deadline=monotonic() + timeout,
+                child=wanted.child,
+            )
+        except Exception as error:
+            refusal = as_refusal(error, node, forwarded=FROM in request.parameters)
+            await context.abort(refusal.code, str(refusal))
+        bundle = wanted.loaded.bundle
+        return answers.to_bytes(bundle.manifest.name, bundle.version, request.id, wanted.outputs)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """All calls of the protocol."""
+        calls: dict[str, Callable[[Any], Any]] = {
+            "ServerLive": lambda _: {"live": True},
+            "ServerReady": lambda _: {"ready": not self._node.draining},
+            "ModelReady": self._model_ready,
+            "ServerMetadata": lambda _: server_metadata(),
+            "ModelMetadata": lambda asked: self._about(asked, model_metadata),
+            "ModelConfig": lambda asked: {"config": self._about(asked, model_config)},
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._reload,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(call, MESSAGES[f"{name}Request"], MESSAGES[f"{name}Response"])
+            )
+            for name, call in calls.items()
+        }
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self.infer)
+        assert set(handlers) == set(METHODS)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def own_handlers(self) -> grpc.GenericRpcHandler:
+        """Status as JSON, and the bundle's samples."""
+        calls: dict[str, Callable[[Any], Any]] = {
+            "Status": lambda _: json.dumps(status(self._node)).encode(),
+            "Samples": lambda _: asyncio.to_thread(self._node.current.bundle.read, SAMPLES),
+            "System": lambda _: asyncio.to_thread(self._node.current.bundle.read, "system.toml"),
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._guarded(call, None, None)) for name, call in calls.items()
+        }
+        return grpc.method_handlers_generic_handler(OWN_SERVICE, handlers)
+
+    def _guarded(self, call: Callable[[Any], Any], asked: Any, answer: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        """From bytes to bytes; `asked` and `answer` are messages, None where the call itself speaks bytes."""
+
+        async def guarded(data: bytes, context: Context) -> Any:
+            try:
+                if self._token is not None:
+                    self._check_token(context)
+                found = call(_parse(asked(), data) if asked else data)
+                if asyncio.iscoroutine(found):
+                    found = await found
+            except Exception as error:
+                refusal = as_refusal(error, self._node)
+                await context.abort(refusal.code, str(refusal))
+            if isinstance(found, bytes):
+                return found
+            return (answer(**found) if isinstance(found, dict) else found).SerializeToString()
+
+        return guarded
+
+    def _check_token(self, context: Context) -> None:
+        """Nodes have shown a certificate instead."""
+        if context.auth_context().get("x509_common_name"):
+            return
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        check_token(str(given), self._token)
+
+    def _check_child(self, child: str, context: Context) -> None:
+        """A certificate, where one was shown, must be the child's own."""
+        names = context.auth_context().get("x509_common_name")
+        if names and names[0].decode() != child:
+            raise RefusedError(Code.PERMISSION_DENIED, f"this certificate is not that of node {child!r}")
+
+    def _about(self, asked: Any, describe: Callable[[Node], Any]) -> Any:
+        check_model(self._node, asked.name, asked.version)
+        return describe(self._node)
+
+    def _model_ready(self, asked: Any) -> dict[str, bool]:
+        try:
+            check_model(self._node, asked.name, asked.version)
+        except (UnknownModelError, UnknownVersionError):
+            return {"ready": False}
+        return {"ready": not self._node.draining}
+
+    def _statistics(self, asked: Any) -> Any:
+        if asked.name:
+            check_model(self._node, asked.name, asked.version)
+        return statistics_message(self._node)
+
+    def _index(self, _: Any) -> dict[str, Any]:
+        bundle = self._node.current.bundle
+        return {"models": [{"name": bundle.manifest.name, "version": bundle.version, "state": "READY"}]}
+
+    async def _reload(self, asked: Any) -> dict[str, Any]:
+        check_model(self._node, asked.model_name, "")
+        await self._node.reload()
+        return {}
+
+
+def _parse(message: Any, data: bytes) -> Any:
+    """Here and not in gRPC, which would call it an internal error."""
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise BadRequestError(f"the body is no {message.DESCRIPTOR.name}") from None
+    return message
+
+
+def check_token(given: str, token: str | None) -> None:
+    """`Bearer TOKEN`, compared in constant time."""
+    if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        raise RefusedError(Code.UNAUTHENTICATED, "this node wants a bearer token: authorization: Bearer TOKEN")
+
+
+def max_connections(spec: ServingSpec) -> int:
+    """Well beyond what the queue takes, so that it is the queue that refuses, with a sentence."""
+    return 8 * spec.queue_size + 256
+
+
+async def start_grpc(
+    node: Node,
+    address: str,
+    *,
+    credentials: grpc.ServerCredentials | None,
+    token: str | None,
+    may_forward: bool = True,
+    key: str = "--listen",
+) -> tuple[grpc.aio.Server, int]:
+    """(server, port), listening; `key` is where the address was given."""
+    bound_socket(address, key).close()  # gRPC would say why not in lines of its own
+    options = [
+        ("grpc.max_send_message_length", MAX_MESSAGE),
+        ("grpc.max_receive_message_length", node.max_message),
+        ("grpc.server.max_pending_requests", MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.max_ping_strikes", 0),  # children make sure that the connection is alive
+    ]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_connections(node.spec))
+    service = InferenceService(node, token=token, may_forward=may_forward)
+    server.add_generic_rpc_handlers((service.handlers(), service.own_handlers()))
+    try:
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    except RuntimeError:
+        await server.stop(None)
+        raise ServingError(f"{key}: cannot listen on {address}; is the port taken?") from None
+    await server.start()
+    return server, port

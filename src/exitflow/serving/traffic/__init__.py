@@ -1,0 +1,1 @@
+"""A tree on one machine, and the requests that it is tried with."""

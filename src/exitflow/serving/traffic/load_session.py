@@ -1,0 +1,158 @@
+"""`exitflow load` from its arguments to a report: find or start the nodes, send, compare."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exitflow.config import decode_list
+from exitflow.errors import ConfigError, ServingError
+from exitflow.serving.bundle.bundle import MANIFEST, Bundle, Samples, load_bundle
+from exitflow.serving.node.node_settings import check_links, serving_spec
+from exitflow.serving.traffic.client import NodeClient, ask_each
+from exitflow.serving.traffic.cluster import LocalCluster, running_tree
+from exitflow.serving.traffic.load import LoadGenerator, LoadPlan, scaled
+from exitflow.serving.traffic.load_report import LoadReport, report
+from exitflow.serving.wire.addresses import is_loopback, parse_address
+from exitflow.serving.wire.security import Security
+from exitflow.topology.graph import Node, Topology
+from exitflow.topology.rates import serving_plan
+
+Show = Callable[[str, Sequence[str], Sequence[Sequence[str]]], None]  # title, columns, rows
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the command was told."""
+
+    targets: Sequence[str]  # a bundle, or addresses
+    total_rate: float | None = None
+    concurrency: int | None = None
+    duration: float = 10.0
+    drift: Any = None
+    seed: int = 0
+    remote: bool = False
+    settings: Sequence[str] = ()  # of a tree that is started for the load
+    token: str | None = None
+    certs: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.duration <= 86400:
+            raise ConfigError(f"must be above 0 seconds and at most a day, got {self.duration:g}", key="--duration")
+        if self.total_rate is not None and not 0 < self.total_rate <= 1e6:
+            raise ConfigError(f"must be above 0 requests/s, got {self.total_rate:g}", key="--rate")
+        if self.total_rate is not None and self.concurrency is not None:
+            raise ConfigError("give --rate or --concurrency, not both", key="load")
+        if self.concurrency is not None and self.drift in ("traffic", "burst"):
+            problem = f"{self.drift!r} changes when requests arrive, which --concurrency leaves to the answers"
+            raise ConfigError(f"{problem}; give --rate instead, or --drift difficulty", key="--drift")
+
+
+def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:
+    """Send and compare; meanwhile, `show` is given a table every second."""
+    security = Security(options.certs, options.token)
+    with _nodes(options, security) as (addresses, topology, samples, status):
+        plan = LoadPlan(
+            addresses,
+            scaled(topology, options.total_rate),
+            samples,
+            status["model"],
+            confidence=status["confidence"],
+            duration=options.duration,
+            concurrency=options.concurrency,
+            drift=options.drift,
+            seed=options.seed,
+            security=security,
+        )
+        return report(asyncio.run(LoadGenerator(plan).run(_shower(show, plan) if show else None)))
+
+
+@contextlib.contextmanager
+def _nodes(
+    options: LoadOptions, security: Security
+) -> Iterator[tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]]:
+    """Where the nodes are and what they serve; those that were started for this are stopped again."""
+    first, *others = options.targets
+    if not Path(first).is_dir():
+        _refuse_settings(options)
+        yield _of_addresses(options, security)
+        return
+    if not (Path(first) / MANIFEST).is_file() or others:
+        load_bundle(first)
+        raise ConfigError("give one BUNDLE, or ADDRESSES, not both", key="load")
+    bundle = load_bundle(first)
+    check_links(serving_spec(options.settings), bundle)
+    if tree := running_tree(bundle.path):
+        _refuse_settings(options)
+        yield _of_bundle(bundle, {name: place.grpc for name, place in tree.items()}, security)
+        return
+    settings = [f"--set={text}" for text in options.settings]
+    with tempfile.TemporaryDirectory() as logs, LocalCluster(bundle, options=settings, logs=Path(logs)) as cluster:
+        yield _of_bundle(bundle, {name: place.grpc for name, place in cluster.places.items()}, security)
+
+
+def _of_bundle(
+    bundle: Bundle, addresses: Mapping[str, str], security: Security
+) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
+    statuses = asyncio.run(ask_each(addresses.values(), security, NodeClient.status))
+    for status, address in zip(statuses, addresses.values(), strict=True):
+        if status["bundle"] != bundle.hash:
+            raise ServingError(
+                f"node {status['node']!r} serves bundle {status['bundle'][:12]}, but {bundle.path} is {bundle.version} "
+                f"by now; let it load that with: exitflow reload {address}"
+            )
+    return addresses, bundle.topology, bundle.samples(), statuses[0]
+
+
+def _refuse_settings(options: LoadOptions) -> None:
+    if options.settings:
+        raise ConfigError("these nodes run already, and keep the settings that they have", key="--set")
+
+
+def _of_addresses(
+    options: LoadOptions, security: Security
+) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
+    for address in options.targets:
+        if ":" not in address:
+            raise ConfigError(f"there is no such bundle, and it is no HOST:PORT, got {address!r}", key="BUNDLE|ADDRESS")
+        host, _ = parse_address(address, "BUNDLE|ADDRESS")
+        if not is_loopback(host) and not options.remote:
+            raise ConfigError(f"{address} is not of this machine: give --remote to load it all the same", key="load")
+    statuses = asyncio.run(ask_each(options.targets, security, NodeClient.status))
+    if len({status["bundle"] for status in statuses}) > 1:
+        raise ServingError("the nodes serve different bundles; load nodes of one")
+    first = options.targets[:1]
+    (system,) = asyncio.run(ask_each(first, security, NodeClient.system))
+    (samples,) = asyncio.run(ask_each(first, security, NodeClient.samples))
+    topology = Topology(tuple(decode_list(Node, tomllib.loads(system.decode())["nodes"], "nodes")))
+    addresses = {status["node"]: address for status, address in zip(statuses, options.targets, strict=True)}
+    return addresses, topology, Samples.from_bytes(samples), statuses[0]
+
+
+def _shower(show_table: Show, plan: LoadPlan) -> Callable[[LoadGenerator, Mapping[str, Any], float], None]:
+    planned = serving_plan(plan.topology).nodes
+    previous: dict[str, Any] = {}
+
+    def show(generator: LoadGenerator, statuses: Mapping[str, Any], elapsed: float) -> None:
+        outcomes = generator.outcomes
+        title = f"{elapsed:.0f} of {plan.duration:g} s: {outcomes.sent:,} sent, {len(outcomes.rows):,} answered"
+        rows = []
+        for name, status in statuses.items():
+            old = previous.get(name, status)
+            seconds = max(status["time"] - old["time"], 1e-9)
+            received, served = (
+                f"{(status[key] - old[key]) / seconds if old is not status else 0:.1f}"
+                for key in ("received", "served")
+            )
+            fallbacks = str(sum(status["fallbacks"].values()))
+            rows.append([name, received, served, f"{planned[name].serve_rate:.1f}", fallbacks])
+        previous.update(statuses)
+        show_table(title, ["node", "received/s", "served/s", "planned", "fallbacks"], rows)
+
+    return show

@@ -1,0 +1,72 @@
+"""From what nodes have seen back to a system file that `plan` and `train` take."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+
+from exitflow.errors import ServingError
+from exitflow.serving.traffic.client import NodeClient, ask_each
+from exitflow.serving.wire.security import Security
+
+LEAST_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The system with the arrival rates that were seen, and what each node did."""
+
+    system: dict[str, Any]
+    nodes: Mapping[str, Mapping[str, float]]  # arrived, served, forwarded: requests/s
+    unseen: tuple[str, ...]  # nodes that were not asked: their arrival rates are as planned
+
+    def to_toml(self) -> str:
+        """A system file."""
+        return tomli_w.dumps(self.system)
+
+
+async def observe(addresses: Sequence[str], security: Security, *, window: float | None = None) -> Observed:
+    """Since the nodes started, or over the next `window` seconds."""
+    first = await ask_each(addresses, security, NodeClient.status)
+    if window is not None:
+        await asyncio.sleep(window)
+        last = await ask_each(addresses, security, NodeClient.status)
+    else:
+        first, last = [_fresh(status) for status in first], first
+    if len({status["bundle"] for status in last}) > 1:
+        raise ServingError("the nodes serve different bundles: roll out one of them first")
+    rates = {after["node"]: _rates(before, after) for before, after in zip(first, last, strict=True)}
+    (text,) = await ask_each(addresses[:1], security, NodeClient.system)
+    system = tomllib.loads(text.decode())
+    for node in system["nodes"]:
+        if node["name"] in rates:
+            node["arrival_rate"] = round(rates[node["name"]]["arrived"], 6)
+    if not any(node.get("arrival_rate", 0) > 0 for node in system["nodes"]):
+        raise ServingError("no requests have arrived yet, so there is nothing to plan for")
+    unseen = tuple(node["name"] for node in system["nodes"] if node["name"] not in rates)
+    return Observed(system, rates, unseen)
+
+
+def _fresh(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What the same node said when it started."""
+    links = {name: {"forwarded": 0} for name in status["links"]}
+    return {"time": status["started"], "started": status["started"], "arrived": 0, "served": 0, "links": links}
+
+
+def _rates(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    seconds = after["time"] - before["time"]
+    if seconds < LEAST_SECONDS:
+        raise ServingError(f"node {after['node']!r} has been watched for {seconds:.1f} s only; wait, or give --window")
+    if after["started"] != before["started"]:
+        raise ServingError(f"node {after['node']!r} was started anew while it was watched; watch it again")
+    forwarded = sum(link["forwarded"] - before["links"][name]["forwarded"] for name, link in after["links"].items())
+    return {
+        "arrived": (after["arrived"] - before["arrived"]) / seconds,
+        "served": (after["served"] - before["served"]) / seconds,
+        "forwarded": forwarded / seconds,
+    }

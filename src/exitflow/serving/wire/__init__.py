@@ -1,0 +1,1 @@
+"""What travels between nodes and clients: messages, tensors, addresses, certificates."""

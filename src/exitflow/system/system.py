@@ -1,0 +1,137 @@
+"""A system: the hierarchy, the model, the data and the training, from one TOML file or a preset.
+
+load_system("campus.toml")                     a file
+load_system("paper-7:80-15-5")                 the paper's tree of 7 nodes at a serving setting, on digits
+load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from exitflow.config import (
+    assign,
+    check_keys,
+    decode,
+    decode_list,
+    encode,
+    located,
+    parse_assignment,
+    read_toml,
+    require,
+)
+from exitflow.data.data_spec import DataSpec
+from exitflow.errors import ConfigError
+from exitflow.federated.options.federation_spec import FederationSpec
+from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
+from exitflow.federated.training_spec import TrainingSpec
+from exitflow.models.specs import EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
+from exitflow.system.presets import preset
+from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
+from exitflow.topology.rates import check_requests_arrive
+from exitflow.topology.settings import with_setting
+
+_KEYS = ("name", "tiers", "nodes", "model", "data", "training", "federation")
+
+
+@dataclass(frozen=True)
+class System:
+    """Everything that decides a training, valid as a whole and with nothing left open."""
+
+    name: str
+    topology: Topology
+    model: ModelSpec = field(default_factory=EarlyExitResNet)
+    data: DataSpec = field(default_factory=DataSpec)
+    training: TrainingSpec = field(default_factory=TrainingSpec)
+    federation: FederationSpec = field(default_factory=FederationSpec)
+
+    def __post_init__(self) -> None:
+        check_requests_arrive(self.topology)
+        num_exits = self.topology.num_exits
+        object.__setattr__(self, "model", located("model", self.model.resolve, num_exits))
+        shares = located("data", self.data.shares, num_exits)
+        means = self.training.server_step in ("sample-mean", "node-mean")
+        problem = "needs server_step 'coverage' or 'paper', whose sums are known to be bounded"
+        located("federation", require, self.federation.clip_norm is None or not means, "clip_norm", problem)
+        given = self.training.exit_weights
+        problem = f"one for each of the {num_exits} exits, got {list(given)}"
+        located("training", require, len(given) in (0, num_exits), "exit_weights", problem)
+        by_layer = {node.name: shares[node.exit - 1] for node in self.topology.nodes}
+        check_every_exit_is_trained(located("training", probability_matrix, self.topology, by_layer, self.training))
+
+    def to_toml(self) -> str:
+        """A file that gives the same system; tiers are written node by node."""
+        nodes = [encode(node) for node in self.topology.nodes]
+        tables = {part: encode(getattr(self, part)) for part in ("model", "data", "training", "federation")}
+        return tomli_w.dumps({"name": self.name, **tables, "nodes": nodes})
+
+
+def serving_as(system: System, setting: str) -> Topology:
+    """The topology with limits under which its layers serve what `setting` says.
+
+    Where every node has a network of its own, its layer is that of the exit that this network was cut from.
+    """
+    numbers = {node.name: node.exit for node in system.topology.nodes}
+    own_layers = {name: layers(system)[number - 1] for name, number in numbers.items()}
+    return with_exits(with_setting(with_exits(system.topology, own_layers), setting), numbers)
+
+
+def layers(system: System) -> tuple[int, ...]:
+    """Of each exit: itself, or, where every node has a network of its own, the exit that this was cut from."""
+    model, topology = system.model, system.topology
+    if isinstance(model, SeparateNetworks) and len(topology.nodes) == topology.num_exits:
+        return model.exits
+    return tuple(range(1, topology.num_exits + 1))
+
+
+def with_exits(topology: Topology, exits: Mapping[str, int]) -> Topology:
+    """The same nodes and links, at other exits."""
+    return Topology(tuple(replace(node, exit=exits[node.name]) for node in topology.nodes))
+
+
+def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:
+    """From a TOML file or the name of a preset; `overrides` such as "training.rounds=5" go before what it says."""
+    name = str(source)
+    is_file = name.endswith(".toml") or (Path(name).exists() and not Path(name).is_dir())
+    table = read_toml(Path(name)) if is_file else preset(name)
+    try:
+        return decode_system(table, overrides, default_name=Path(name).stem if is_file else name)
+    except ConfigError as error:
+        raise error.within(source=name) from None
+
+
+def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, default_name: str = "system") -> System:
+    """From parsed TOML."""
+    table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    for text in overrides:
+        path, value = parse_assignment(text)
+        assign(table, path, value)
+    check_keys(table, _KEYS)
+    name = table.get("name", default_name)
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ConfigError(f"expected a name of printable characters, got {name!r}", key="name")
+    tiers = decode_list(Tier, table.get("tiers", []), "tiers")
+    nodes = decode_list(Node, table.get("nodes", []), "nodes")
+    return System(
+        name,
+        Topology((*expand_tiers(tiers), *nodes)),
+        located("model", decode_model, table.get("model", {})),
+        located("data", decode, DataSpec, table.get("data", {})),
+        located("training", decode, TrainingSpec, table.get("training", {})),
+        located("federation", decode, FederationSpec, table.get("federation", {})),
+    )
+
+
+def same_training(one: System, other: System) -> bool:
+    """Whether they train the same, wherever the data lie, and whether or not they say how exits answer."""
+    return _what_decides(one) == _what_decides(other)
+
+
+def _what_decides(system: System) -> System:
+    answers: Literal["blended", "own"] = "blended" if system.training.blends_answers else "own"
+    return replace(system, data=replace(system.data, dir=None), training=replace(system.training, answers=answers))

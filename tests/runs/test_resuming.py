@@ -1,0 +1,266 @@
+"""A run that is cut off, at any moment and in any way, goes on where it was; one that is damaged says so."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+
+import pytest
+
+from exitflow.errors import RunError, TrainingError
+from exitflow.federated.measuring import GradientTable
+from exitflow.runs.run_dir import RunDir
+from exitflow.runs.runs import Run, evaluate
+from exitflow.runs.training import resume, train
+from tests.runs.cut_off import DATA, Stop, same_weights, stop_at, unfinished
+from tests.small import TINY, image_dataset, record_of, tiny_system
+
+
+def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
+    file = unfinished(tmp_path / "run", "training.weighting=bound-min").path / "profile.json"
+    profile = json.loads(file.read_text())
+    for device in range(4):
+        profile["gradients"]["variance"][device][0] = 1e6  # exit 1 now looks too noisy for the 80 % that it serves
+    file.write_text(json.dumps(profile))
+    records = resume(tmp_path / "run", dataset=DATA).records
+    assert records[0]["exit_weights"][0] == pytest.approx(0.8)
+    assert records[-1]["exit_weights"][0] < 0.6
+
+
+INTERRUPTED = {
+    "plain": (),
+    "help and partial participation": ("training.help_probability=0.2", "training.participation=0.7"),
+    "momentum kept": ("training.momentum_between_rounds=keep",),
+    "measured weighting": ("training.weighting=balanced-adj",),
+    "minimised bound": ("training.weighting=bound-min", "training.help_probability=0.2"),
+    "validated weighting": ("training.weighting=adaptive", "training.evaluate_every=1"),
+    "all exits at once": ("training.weighting=auto", "training.momentum_between_rounds=keep"),
+    "an exit each step": ("training.local_exits=each-step", "federation.compression=int8"),
+    "what compression lost": ("federation.compression=top-k", "federation.top_k_fraction=0.2"),
+}
+
+
+@pytest.mark.parametrize("variant", INTERRUPTED)
+@pytest.mark.parametrize("moment", [0.2, 1.0, 1.5, 2.0, 2.9])
+def test_a_run_that_was_cut_off_ends_with_the_bits_of_an_uninterrupted_one(tmp_path, variant, moment):
+    system = tiny_system(*INTERRUPTED[variant])
+    whole = train(system, tmp_path / "whole", dataset=DATA)
+    with pytest.raises(Stop):
+        train(system, tmp_path / "cut", dataset=DATA, observer=stop_at(moment))
+    cut = resume(tmp_path / "cut", dataset=DATA)
+    assert same_weights(whole, cut)
+    drop_times = [{**record, "seconds": 0} for record in cut.records]
+    assert drop_times == [{**record, "seconds": 0} for record in whole.records]
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes"])
+def test_a_run_killed_with_sigkill_ends_with_the_bits_of_an_uninterrupted_one(tmp_path, backend):
+    overrides = [*TINY, "training.rounds=20", "training.momentum_between_rounds=keep"]
+    system = tiny_system(*overrides)
+    whole = train(system, tmp_path / "whole")
+    command = [sys.executable, "-m", "exitflow", "train", "paper-7:80-15-5", "--out", str(tmp_path / "cut")]
+    command += ["--backend", backend, "--workers", "2", *(part for each in overrides for part in ("--set", each))]
+    records = tmp_path / "cut" / "rounds.jsonl"
+    for kill_after in (3, 12):
+        process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        while process.poll() is None and (not records.exists() or records.read_bytes().count(b"\n") < kill_after):
+            time.sleep(0.002)
+        assert process.poll() is None, "the run ended before it could be killed"
+        os.kill(process.pid, signal.SIGKILL)  # the workers must notice by themselves
+        process.wait()
+        command = [sys.executable, "-m", "exitflow", "train", "--resume", str(tmp_path / "cut"), "--backend", backend]
+    cut = resume(tmp_path / "cut", backend=backend)
+    assert same_weights(whole, cut)
+    assert [record["round"] for record in cut.records] == list(range(1, 21))
+    assert not list(cut.path.glob("**/*.tmp"))
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    command = [sys.executable, "-m", "exitflow", "train", "paper-7:80-15-5", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*command, "--workers", "2", "--set", "training.rounds=1000"], start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not (tmp_path / "run" / "rounds.jsonl").exists() or not (tmp_path / "run" / "rounds.jsonl").read_bytes():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        for _ in range(1000):
+            try:
+                os.killpg(process.pid, 0)
+            except ProcessLookupError:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("a worker outlived its parent")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_line_that_was_cut_off_does_not_count(tmp_path):
+    run = RunDir.create(tmp_path / "run", "")
+    run.append(record_of(1))
+    with run.records_file.open("a") as file:
+        file.write('{"round": 2, "los')
+    assert run.records() == [record_of(1)]
+    run.forget_records_after(1)
+    assert run.records_file.read_text() == json.dumps(record_of(1)) + "\n"
+
+
+def test_a_record_that_is_newer_than_the_checkpoint_does_not_count(tmp_path):
+    run = RunDir.create(tmp_path / "run", "")
+    for round in (1, 2, 3):
+        run.append(record_of(round))
+    run.forget_records_after(2)
+    assert run.records() == [record_of(1), record_of(2)]
+
+
+def test_what_a_kill_left_of_the_first_file_is_no_reason_to_refuse_the_directory(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".spec.toml.123.tmp").write_text("half")
+    assert RunDir.create(tmp_path / "run", "whole").spec.read_text() == "whole"
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    run = train(tiny_system(), tmp_path / "run", dataset=DATA)
+    before = {path.name: path.stat().st_mtime_ns for path in run.path.iterdir()}
+    assert resume(run.path, dataset=DATA).finished
+    assert {path.name: path.stat().st_mtime_ns for path in run.path.iterdir()} == before
+
+
+def test_two_processes_cannot_train_one_run(tmp_path):
+    run = RunDir.create(tmp_path / "run", tiny_system().to_toml())
+    command = [sys.executable, "-m", "exitflow", "train", "--resume", str(run.path)]
+    with run.lock():
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "another process is training this run" in done.stderr
+    assert not run.records_file.exists()
+
+
+def test_a_directory_without_a_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(RunError, match="is not a run directory"):
+        resume(tmp_path)
+
+
+def test_an_unfinished_run_is_evaluated_where_it_stands(tmp_path):
+    assert unfinished(tmp_path / "run").state().round == 1
+    assert 0 <= evaluate(tmp_path / "run", dataset=DATA).accuracy <= 1
+
+
+def test_a_run_without_a_finished_round_says_so(tmp_path):
+    RunDir.create(tmp_path / "run", tiny_system().to_toml())
+    with pytest.raises(RunError, match="no round has been finished yet"):
+        evaluate(tmp_path / "run", dataset=DATA)
+
+
+WITHOUT_TIME = json.dumps(record_of(1, seconds="soon"))
+
+
+@pytest.mark.parametrize("line", ["garbage", "[1]", "{}", '"x"', WITHOUT_TIME])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    run = unfinished(tmp_path / "run")
+    run.directory.records_file.write_text(line + "\n")
+    with pytest.raises(RunError, match=r"rounds.jsonl: line 1 is no record of a round"):
+        resume(run.path, dataset=DATA)
+
+
+ANOTHER_SHAPE = json.dumps({"gradients": {field.name: [[1.0]] for field in fields(GradientTable)}})
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"gradients": "x"}', '{"gradients": {}}', ANOTHER_SHAPE])
+def test_a_damaged_profile_is_named(tmp_path, text):
+    run = unfinished(tmp_path / "run")
+    (run.path / "profile.json").write_text(text)
+    with pytest.raises(RunError, match=r"profile.json: was not written by exitflow"):
+        resume(run.path, dataset=DATA)
+
+
+def test_a_lost_profile_is_measured_again_as_it_was(tmp_path):
+    whole = train(tiny_system("training.weighting=balanced-adj"), tmp_path / "whole", dataset=DATA)
+    run = unfinished(tmp_path / "run", "training.weighting=balanced-adj")
+    (run.path / "profile.json").unlink()
+    assert same_weights(whole, resume(run.path, dataset=DATA))
+
+
+def test_a_checkpoint_that_does_not_fit_the_spec_is_not_gone_on_with(tmp_path):
+    run = unfinished(tmp_path / "run")
+    run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
+    with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
+        resume(run.path, dataset=DATA)
+
+
+@pytest.mark.parametrize("kept", [slice(0, 0), slice(1, None), slice(0, -1)])
+def test_a_run_whose_records_are_lost_is_not_gone_on_with(tmp_path, kept):
+    with pytest.raises(Stop):
+        train(tiny_system("training.rounds=4"), tmp_path / "run", dataset=DATA, observer=stop_at(2.5))
+    run = Run(tmp_path / "run")
+    records = run.path / "rounds.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    assert len(lines) == 2
+    records.write_text("".join(lines[kept]))
+    with pytest.raises(RunError, match=r"rounds\.jsonl: expected a record of each of the 2 rounds that are done, got"):
+        resume(run.path, dataset=DATA)
+    assert records.read_text() == "".join(lines[kept])
+    records.write_text("".join(lines))
+    assert len(resume(run.path, dataset=DATA).records) == 4
+
+
+def test_lost_records_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"rounds.jsonl: the records of the rounds are gone"):
+        RunDir(tmp_path).last_record()
+
+
+def test_a_worker_that_dies_loses_no_finished_round(tmp_path):
+    """The run stops with an error, and goes on where it was."""
+    from exitflow.federated.places.processes import ProcessesBackend
+
+    system = tiny_system("training.rounds=6")
+    whole = train(system, tmp_path / "whole", dataset=DATA)
+    workers = []
+    original = ProcessesBackend.run
+
+    def run(self, state, tasks):
+        workers[:] = self._workers
+        if state.round == 3:
+            os.kill(self._workers[0].process.pid, signal.SIGKILL)
+        return original(self, state, tasks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessesBackend, "run", run)
+        with pytest.raises(TrainingError, match="a worker process died"):
+            train(system, tmp_path / "cut", dataset=DATA, backend="processes", workers=2)
+    assert not any(worker.process.is_alive() for worker in workers)
+    assert Run(tmp_path / "cut").state().round == 3
+    assert same_weights(whole, resume(tmp_path / "cut", dataset=DATA))
+
+
+def test_a_run_that_another_process_finishes_meanwhile_keeps_its_records(tmp_path, monkeypatch):
+    unfinished(tmp_path / "run")
+    finish, prepared = RunDir.lock, []
+
+    def lock(self):
+        if not prepared:  # this process is ready to go on, and the other one has just ended
+            prepared.append(True)
+            prepared.append(resume(tmp_path / "run", dataset=DATA).records)
+        return finish(self)
+
+    monkeypatch.setattr(RunDir, "lock", lock)
+    run = resume(tmp_path / "run", dataset=DATA)
+    assert run.finished
+    assert run.records == prepared[1]  # to the seconds that they took
+
+
+def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path):
+    unfinished(tmp_path / "run")
+    with pytest.raises(RunError, match="was begun with other data than these"):
+        resume(tmp_path / "run", dataset=image_dataset(64))
+    (tmp_path / "run" / "run-id").write_text("abc")
+    with pytest.raises(RunError, match="was begun in a federation, whose nodes have the data; go on with --superlink"):
+        resume(tmp_path / "run", dataset=DATA)
