@@ -36,7 +36,7 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch):
 
 def test_a_port_that_another_process_was_given_is_not_given_until_that_has_ended(monkeypatch):
     first, second = _range_of(2, monkeypatch)
-    code = f"from exitflow import free_ports as module; ports._RANGE = [{first}]; print(free_ports.free_ports(1), flush=True); input()"
+    code = f"from exitflow import free_ports as module; module._RANGE = [{first}]; print(module.free_ports(1), flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as other:
         assert other.stdout.readline() == f"[{first}]\n"

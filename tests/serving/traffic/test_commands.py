@@ -304,7 +304,7 @@ def test_every_command_shows_an_example():
 
 def test_a_node_loads_no_torch(bundle):
     program = (
-        "import sys; from exitflow.serving import server, cluster, load_session, observe; "
+        "import sys; from exitflow.serving.ports import server; from exitflow.serving.traffic import cluster, load_session, observe; "
         "assert 'torch' not in sys.modules and 'onnx' not in sys.modules, 'loaded'"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
