@@ -26,6 +26,7 @@ LAYERS = (
     "tensors",
     "certificates",
     "files",
+    "logs",
     "free_ports",
     "config",
     "seeds",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exitflow import logs
 from exitflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ backend_option = click.option(
 workers_option = click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Processes; one for each core if not given."
 )
+
+
+def log_options(command: Any) -> Any:
+    """`--log-level` and `--log-format`, for commands that run until they are told to stop; see `exitflow.logs`."""
+    for name, choices, default, text in (
+        ("--log-level", logs.LEVELS, "info", "The least that the log on stderr is told."),
+        ("--log-format", logs.FORMATS, "text", "Lines for people, or a JSON object a line."),
+    ):
+        command = click.option(name, type=click.Choice(choices), default=default, show_default=True, help=text)(command)
+    return command
 
 
 def as_overrides(
