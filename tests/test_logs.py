@@ -16,11 +16,16 @@ FORGED = "bad\n2026-11-19 06:00:00,000 node INFO forged \x1b[2J\r \u2028 \u202e 
 
 
 @pytest.fixture
-def written():
+def written(monkeypatch):
     """(set_up, text): lines that have been logged since."""
     stream, root = io.StringIO(), logging.getLogger()
     before = root.handlers[:], root.level
-    yield lambda style, level="info": logs.set_up(level, style, who="edge-0", stream=stream), stream.getvalue
+
+    def set_up(style, level="info"):
+        monkeypatch.setattr(sys, "stderr", stream)  # here: pytest puts its own there between fixture and test
+        logs.set_up(level, style, who="edge-0")
+
+    yield set_up, stream.getvalue
     logging.captureWarnings(False)
     root.handlers[:], root.level = before
 

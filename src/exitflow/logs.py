@@ -31,14 +31,14 @@ LEFT_OUT = "(more of these are left out for a while)"
 THIRD_PARTIES = ("asyncio", "uvicorn", "grpc")  # whose records below warnings say nothing to an operator
 
 
-def set_up(level: str = "info", style: str = "text", *, who: str = "", stream: TextIO | None = None) -> None:
-    """Let all loggers of this process write to stderr, or to `stream`; `who` is the node or program that speaks.
+def set_up(level: str = "info", style: str = "text", *, who: str = "") -> None:
+    """Let all loggers of this process write to stderr; `who` is the node or program that speaks.
 
     gRPC's core writes to stderr past every logger, a peer's text included. So it is told to keep to its own errors,
     unless $GRPC_VERBOSITY says otherwise; this must be called before grpc is imported.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    handler = _BoundedHandler(stream or sys.stderr)
+    handler = _BoundedHandler()
     handler.setFormatter(_JsonLines(who) if style == "json" else _TextLines(who))
     root = logging.getLogger()
     for old in [each for each in root.handlers if isinstance(each, _BoundedHandler)]:
@@ -85,9 +85,14 @@ class _Budget:
 class _BoundedHandler(logging.StreamHandler[TextIO]):
     """Leaves out records of a place in the code that has used up its budget, and says so once."""
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
         self._budgets: dict[tuple[str, int], _Budget] = {}  # one for each place, of which there are finitely many
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """What is stderr at this moment: tests and notebooks replace it."""
+        return sys.stderr
 
     def emit(self, record: logging.LogRecord) -> None:
         """The handler's lock is held here."""

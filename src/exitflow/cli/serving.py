@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import time
 from dataclasses import asdict
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exitflow.cli.options import data_dir_option, dataset_for, json_option, print_json
+from exitflow import logs
+from exitflow.cli.options import data_dir_option, dataset_for, json_option, log_options, print_json
 from exitflow.errors import MissingExtraError
 from exitflow.report.terminal import live_table, percent, print_table, rate
 from exitflow.routing import CONFIDENCES
@@ -113,6 +113,7 @@ def _print_export(out: str, manifest: Manifest) -> None:
 @click.option("--token", metavar="TOKEN", envvar="EXITFLOW_TOKEN", help="Clients must send it; also $EXITFLOW_TOKEN.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("--until-stdin-closes", is_flag=True, hidden=True)
+@log_options
 @_set
 def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str, ...], **options: Any) -> None:
     """Serve one node of BUNDLE until Ctrl-C; SIGHUP loads the bundle again.
@@ -121,12 +122,13 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
     Example:
       exitflow serve bundles/campus --node edge-0 --listen 127.0.0.1:8001 --parent cloud-0=127.0.0.1:8002
     """
+    logs.set_up(options.pop("log_level"), options.pop("log_format"), who=node)  # before grpc is imported
+
     from exitflow.serving.node.node_settings import serving_spec
     from exitflow.serving.ports.server import ServeOptions, serve
     from exitflow.serving.wire.addresses import parse_parents
     from exitflow.serving.wire.security import Security
 
-    logging.basicConfig(format=f"%(asctime)s {node} %(levelname)s %(message)s", level=logging.INFO)
     security = Security(options.pop("certs"), options.pop("token"), options.pop("insecure"))
     serve(
         ServeOptions(
@@ -142,9 +144,10 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
 
 @click.command(short_help="Serve every node of BUNDLE on this machine.")
 @click.argument("bundle")
+@log_options
 @_set
 @json_option
-def up(bundle: str, settings: tuple[str, ...], as_json: bool) -> None:
+def up(bundle: str, settings: tuple[str, ...], as_json: bool, log_level: str, log_format: str) -> None:
     """Start every node of BUNDLE as a process on this machine, and stop them all on Ctrl-C.
 
     \b
@@ -160,7 +163,8 @@ def up(bundle: str, settings: tuple[str, ...], as_json: bool) -> None:
     check_links(spec, loaded)
     for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT too: a shell's background jobs ignore it
         signal.signal(number, signal.default_int_handler)
-    cluster = LocalCluster(loaded, options=[f"--set={text}" for text in settings])
+    options = [f"--log-level={log_level}", f"--log-format={log_format}", *(f"--set={text}" for text in settings)]
+    cluster = LocalCluster(loaded, options=options)
     with cluster, cluster.announced():
         _print_places(cluster, as_json)
         try:

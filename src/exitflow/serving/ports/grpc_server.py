@@ -15,6 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from exitflow.errors import ExitflowError, ServingError
+from exitflow.logs import about
 from exitflow.serving.bundle.bundle import MAX_MESSAGE, SAMPLES
 from exitflow.serving.node.batching import OverloadedError
 from exitflow.serving.node.node import ExpiredError, Node, UnknownVersionError
@@ -41,8 +42,21 @@ class RefusedError(Exception):
         self.code = code
 
 
-def as_refusal(error: Exception, node: Node, *, forwarded: bool = False) -> RefusedError:
-    """The status for what can go wrong with a request."""
+def as_refusal(
+    error: Exception, node: Node, *, forwarded: bool = False, request: str = "", peer: str = ""
+) -> RefusedError:
+    """The status for what can go wrong with a request; `request` and `peer` stand in the log."""
+    refusal = _refusal(error, node, forwarded=forwarded)
+    extra = about(code=refusal.code.name, request=request or None, peer=peer or None)
+    if refusal.code is Code.INTERNAL:
+        log.error("a request failed", exc_info=error, extra=extra)
+    else:  # a full queue and a deadline say nothing of who asked, and are counted
+        level = logging.DEBUG if isinstance(error, (OverloadedError, ExpiredError)) else logging.INFO
+        log.log(level, "a request was refused: %s", refusal, extra=extra)
+    return refusal
+
+
+def _refusal(error: Exception, node: Node, *, forwarded: bool) -> RefusedError:
     match error:
         case RefusedError():
             return error
@@ -58,7 +72,6 @@ def as_refusal(error: Exception, node: Node, *, forwarded: bool = False) -> Refu
         case ExitflowError():
             return RefusedError(Code.FAILED_PRECONDITION, str(error))
         case _:
-            log.exception("a request failed", exc_info=error)
             return RefusedError(Code.INTERNAL, "the node failed on this request; its log says why")
 
 
@@ -90,7 +103,9 @@ class InferenceService:
                 child=wanted.child,
             )
         except Exception as error:
-            refusal = as_refusal(error, node, forwarded=FROM in request.parameters)
+            refusal = as_refusal(
+                error, node, forwarded=FROM in request.parameters, request=request.id, peer=context.peer()
+            )
             await context.abort(refusal.code, str(refusal))
         bundle = wanted.loaded.bundle
         return answers.to_bytes(bundle.manifest.name, bundle.version, request.id, wanted.outputs)
@@ -141,7 +156,7 @@ class InferenceService:
                 if asyncio.iscoroutine(found):
                     found = await found
             except Exception as error:
-                refusal = as_refusal(error, self._node)
+                refusal = as_refusal(error, self._node, peer=context.peer())
                 await context.abort(refusal.code, str(refusal))
             if isinstance(found, bytes):
                 return found

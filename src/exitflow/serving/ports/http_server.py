@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from exitflow.logs import about
 from exitflow.serving.node.node import Node
 from exitflow.serving.ports.grpc_server import max_connections
 from exitflow.serving.ports.rest import RestApp
@@ -21,6 +23,12 @@ from exitflow.serving.wire.security import Security
 HEADER_SECONDS = 10.0  # for the head of a request to come in
 
 
+class _WithPeer(logging.LoggerAdapter[logging.Logger]):
+    """Adds who is at the other end to what uvicorn says of a connection."""
+
+    level = logging.WARNING  # uvicorn looks there whether it should say more
+
+
 class _Connection(H11Protocol):
     """One that is closed when no request comes: uvicorn would wait for ever for the first, and for all that began."""
 
@@ -28,6 +36,8 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        peer = "{}:{}".format(*self.client or ("unknown", 0))
+        self.logger = _WithPeer(logging.getLogger("exitflow.serving.http"), about(peer=peer))  # type: ignore[assignment]
         self._wait_for_head()
 
     def handle_events(self) -> None:

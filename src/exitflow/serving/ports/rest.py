@@ -121,8 +121,10 @@ class RestApp:
             response = await self._respond(scope["method"], scope["raw_path"].decode("latin-1"), headers, receive)
         except TooLargeError as error:
             response = _json({"error": str(error)}, 413)
+        except asyncio.CancelledError:  # by uvicorn, when the node stops and this would take too long
+            response = _json({"error": "the node stops"}, 503)
         except Exception as error:
-            refusal = as_refusal(error, self._node)
+            refusal = as_refusal(error, self._node, peer="{}:{}".format(*scope.get("client") or ("unknown", 0)))
             response = _json({"error": str(refusal)}, HTTP_STATUS[refusal.code])
         response = _compressed(response, headers.get("accept-encoding", ""))
         sent = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
