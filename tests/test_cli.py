@@ -82,11 +82,21 @@ def test_train_says_where_the_run_is_and_what_came_out(run, tmp_path):
     assert f"exitflow evaluate {tmp_path / 'new'}" in result.stdout
 
 
-def test_train_names_the_nodes_whose_updates_were_dropped(tmp_path):
-    options = ["--out", tmp_path / "new", "--backend", "serial", "--set", "training.learning_rate=1e30"]
-    assert "dropped, of: cloud-0" in call("train", "paper-7", *TINY_OPTIONS, *options).stdout
-    found = json.loads(call("train", "--resume", tmp_path / "new", "--json").stdout)
-    assert found["dropped"][0] == "cloud-0"
+@pytest.mark.parametrize("key", ["learning_rate", "weight_decay"])
+def test_a_training_whose_updates_are_all_dropped_fails(tmp_path, key):
+    options = ["--out", tmp_path / "new", "--backend", "serial", "--set", f"training.{key}=1e30"]
+    result = call("train", "paper-7", *TINY_OPTIONS, *options, code=1)
+    assert "no update can be used (node 'cloud-0': its update held NaN or infinity" in result.stderr
+    assert "trained for" not in result.stdout
+
+
+def test_a_training_in_which_no_node_was_ever_asked_fails(tmp_path):
+    options = ["--out", tmp_path / "new", "--backend", "serial", "--set", "training.participation=1e-6"]
+    result = call("train", "paper-7", *TINY_OPTIONS, *options, code=1)
+    assert "no node has trained in any of the 3 rounds: none was drawn" in result.stderr
+    assert not (tmp_path / "new" / "model.safetensors").exists()
+    again = call("train", "--resume", tmp_path / "new", "--backend", "serial", code=1)
+    assert "no node has trained in any of the 3 rounds" in again.stderr
 
 
 def test_options_of_train_go_before_set(tmp_path):

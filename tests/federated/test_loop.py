@@ -7,8 +7,10 @@ import torch
 
 from exitflow.errors import TrainingError
 from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.types import Missing
 from exitflow.federated.weighting import ExitProfile
 from tests.small import NestedLinear, gaussian_split, initial_state, linear_trainer
 
@@ -55,8 +57,45 @@ def test_a_node_that_returns_no_numbers_stops_the_run_where_that_was_asked_for()
 def test_a_loss_that_is_no_number_drops_the_update():
     plan, backend, state = plan_and_backend(split_with(0.0))
     run = backend.run
-    backend.run = lambda state, tasks: (replace(update, losses=(math.inf,)) for update in run(state, tasks))
-    assert [report.dropped for _, report in run_rounds(plan, state, backend)] == [["bad", "good"]] * 2
+    bad = {"bad": (math.inf,)}
+    backend.run = lambda state, tasks: (
+        replace(update, losses=bad.get(update.task.node, update.losses)) for update in run(state, tasks)
+    )
+    reports = [report for _, report in run_rounds(plan, state, backend)]
+    assert [report.dropped for report in reports] == [["bad"]] * 2
+    assert [report.num_updates for report in reports] == [1, 1]
+
+
+def test_a_round_that_has_lost_every_update_stops_the_run():
+    plan, backend, state = plan_and_backend(split_with(0.0))
+    run = backend.run
+    backend.run = lambda state, tasks: (replace(update, losses=(math.nan,)) for update in run(state, tasks))
+    with pytest.raises(TrainingError, match=r"round 1: no update can be used \(node 'bad': its update held NaN"):
+        list(run_rounds(plan, state, backend))
+
+
+def test_a_node_that_is_lost_alone_stops_nobody_and_two_in_a_row_do():
+    """In each round one node is drawn: `bad` fails for ever, `good` only in the third round."""
+    plan, backend, state = plan_and_backend(split_with(0.0))
+    drawn, asked = ["bad", "good", "good", "bad"], []
+    run = backend.run
+
+    def lose(state, tasks):
+        for update in run(state, [task for task in tasks if task.node == drawn[state.round]]):
+            lost = drawn[state.round] == "bad" or state.round == 2
+            yield Missing(update.task, "no answer within 5 s") if lost else update
+
+    class OneByOne(type(plan)):
+        def tasks(self, round, exit_weights):
+            asked.append(round)
+            return [task for task in super().tasks(round, exit_weights) if task.node == drawn[round - 1]]
+
+    backend.run = lose
+    fields = {field: getattr(plan, field) for field in ("nodes", "profile", "weighting", "coverage")}
+    spec, federation = replace(plan.spec, rounds=4), FederationSpec(on_missing="skip")
+    with pytest.raises(TrainingError, match=r"round 4: no update can be used .*node 'bad'"):
+        list(run_rounds(OneByOne(**fields, spec=spec, federation=federation), state, backend))
+    assert asked == [1, 2, 3, 4]
 
 
 def test_a_global_model_that_overflows_stops_the_run():

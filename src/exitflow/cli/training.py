@@ -102,7 +102,7 @@ def train(
         with progress_bar(loaded.training.rounds) as show:
             label = loaded.training.weighting
             run = training.train(loaded, out, **where, **_watching(show, label))
-    _print_training(run, as_json)
+    print_training(run, as_json)
 
 
 def _where(
@@ -131,19 +131,20 @@ def _watching(show: Callable[..., None], label: str) -> dict[str, Any]:
     return {"observer": observe, "status": lambda text: show(f"{label}: {text}" if text else label, done[0])}
 
 
-def _print_training(run: Run, as_json: bool) -> None:
+def print_training(run: Run, as_json: bool) -> None:
+    """What came out, what was lost on the way, and what to do next."""
     last = run.directory.last_record()
-    dropped = {node for record in run.records for node in record["dropped"]}
+    losses = run.losses
     validation = last["validation"]
     if as_json:
         found = {"run": str(run.path), "rounds": last["round"], "validation": validation}
-        print_json(found | {"dropped": sorted(dropped)})
+        print_json(found | losses.to_json())
         return
     click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting}.")
     exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
     click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits on all samples {exits} %.")
-    if dropped:
-        click.echo(f"Updates that were not finite were dropped, of: {', '.join(sorted(dropped))}; see rounds.jsonl.")
+    for sentence in losses.sentences():
+        click.echo(sentence)
     click.echo(f"Next: exitflow evaluate {run.path}")
 
 

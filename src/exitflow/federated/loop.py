@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,6 +24,8 @@ from exitflow.models.nested import Coverage
 from exitflow.tensors import all_finite, take
 
 FloatArray = npt.NDArray[np.float64]
+NOT_FINITE = "its update held NaN or infinity"
+DIVERGED = "choose a smaller learning rate or weight decay, or look at the data"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,16 @@ class RoundReport:
     seconds: float = 0.0
 
     @property
+    def lost(self) -> dict[str, str]:
+        """Each node whose update does not count, and why."""
+        return {**dict.fromkeys(self.dropped, NOT_FINITE), **self.missing, **self.refused}
+
+    @property
+    def num_updates(self) -> int:
+        """How many updates count."""
+        return len(self.tasks) - len(self.lost)
+
+    @property
     def attendance(self) -> dict[str, bool]:
         """Whether each node that was asked has answered; an answer that was refused is one."""
         return {task.node: task.node not in self.missing for task in self.tasks}
@@ -114,6 +126,7 @@ def run_rounds(
 ) -> Iterator[tuple[ServerState, RoundReport]]:
     """Train from `state` to the last round; yields the state after each."""
     attendance = attendance or Attendance()
+    silent: dict[str, str] = {}  # nodes that were asked since an update last counted, and what came of it
     if _keeps_state(plan):
         for round in range(1, state.round + 1):
             attendance.add_trained(plan.tasks(round, plan.weighting(plan.profile, round)))
@@ -129,12 +142,24 @@ def run_rounds(
             largest_weight = plan.largest_weight(report.exit_weights, attendance)
             rule = replace(rule, noise=partial(plan.privacy.add_noise, largest_weight=largest_weight, round=round))
         state = aggregate(state, updates, rule)
+        silent = {} if report.num_updates else {**silent, **report.lost}
+        check_somebody_trains(round, silent, num_nodes=len(plan.nodes))
         if not all_finite(state.tensors):
             raise TrainingError(f"round {round}: the global model is not finite any more; choose a smaller step")
         attendance.add_round(report.round, report.attendance, report.tasks)
         report.lost_weight = lost_weight(plan, report)
         report.seconds = time.perf_counter() - started
         yield state, report
+
+
+def check_somebody_trains(round: int, silent: Mapping[str, str], *, num_nodes: int) -> None:
+    """Stop where no update counts any more. One node that is drawn alone may fail; where two do, nobody is left."""
+    if len(silent) < min(2, num_nodes):
+        return
+    shown = "; ".join(f"node {node!r}: {reason}" for node, reason in list(silent.items())[:3])
+    more = f"; and {len(silent) - 3} more" if len(silent) > 3 else ""
+    advice = DIVERGED if set(silent.values()) == {NOT_FINITE} else "--resume goes on from here"
+    raise TrainingError(f"round {round}: no update can be used ({shown}{more}); {advice}")
 
 
 def arrived(
@@ -174,7 +199,7 @@ def private(updates: Iterator[Update], state: ServerState, plan: TrainingPlan) -
 
 def lost_weight(plan: TrainingPlan, report: RoundReport) -> FloatArray | None:
     """(E,) for each exit, how much of the weight of the round's updates did not arrive; None where all did."""
-    lost = {*report.missing, *report.refused, *report.dropped}
+    lost = report.lost
     if not lost:
         return None
     samples = dict(zip(plan.nodes, plan.profile.samples, strict=True))

@@ -29,6 +29,7 @@ from exitflow.models.nested import Coverage
 from exitflow.tensors import Tensors, take
 
 POLL = 0.1  # seconds between looks for replies
+GONE = "it was there when the training began, and is gone: the SuperLink knows no such node any more"
 LARGEST_FIGURE = 1e12  # that is believed of a loss or a gradient
 
 log = logging.getLogger("exitflow.federated")
@@ -142,7 +143,7 @@ class FlowerBackend:
                 sent[message] = job
             else:
                 message = f"not sent {index}"
-                unknown[index] = Reply(message, error="it is not registered with the SuperLink")
+                unknown[index] = Reply(message, error=GONE)
             messages.append(message)
         arrived: dict[str, Reply] = {reply.message: reply for reply in unknown.values()}
         give_up = time.monotonic() + self.spec.deadline

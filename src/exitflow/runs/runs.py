@@ -17,6 +17,7 @@ from exitflow.federated.types import ServerState
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
 from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.runs.losses import TrainingLosses
 from exitflow.runs.run_dir import RunDir, load_state
 from exitflow.runs.training_costs import TrainingCosts
 from exitflow.system.system import System, load_system, serving_as
@@ -53,6 +54,11 @@ class Run:
     def costs(self) -> TrainingCosts:
         """Of all rounds so far."""
         return TrainingCosts.of(self.records)
+
+    @property
+    def losses(self) -> TrainingLosses:
+        """Which nodes' updates did not count in the rounds so far, and what went with them."""
+        return TrainingLosses.of(self.records)
 
     def state(self) -> ServerState:
         """The trained model, or where an unfinished training stands."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exitflow.data.dataset import Dataset
-from exitflow.errors import RunError
+from exitflow.errors import RunError, TrainingError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
@@ -31,6 +31,8 @@ from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATI
 from exitflow.files import write_atomically
 from exitflow.models.specs import SeparateNetworks
 from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.runs.losses import LossWatch
+from exitflow.runs.records import Record
 from exitflow.runs.run_dir import RunDir, save_state
 from exitflow.runs.runs import Run, check_fit, with_weights
 from exitflow.system.system import System, same_training
@@ -124,6 +126,13 @@ def _joined(session: Session, assembly: Assembly) -> Iterator[Backend]:
         yield session.backend(assembly)
 
 
+def check_somebody_trained(records: Sequence[Record]) -> None:
+    """Refuse to call a model trained that no update has changed."""
+    if not any(record["losses"] for record in records):
+        problem = f"no node has trained in any of the {len(records):,} rounds: none was drawn, or no update counted"
+        raise TrainingError(f"{problem}; see training.participation, and the records in rounds.jsonl")
+
+
 def _silent(text: str) -> None:
     """Nobody asked."""
 
@@ -178,6 +187,7 @@ class Training:
             with opened(state) as backend:
                 for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
                     pass
+            check_somebody_trained(self._run_dir.records())
             save_state(self._run_dir.model, state)
             self._run_dir.checkpoint.unlink(missing_ok=True)
         return Run(self._run_dir.path)
@@ -192,8 +202,9 @@ class Training:
 
         if observer:
             observer(state.round)
-        attendance = Attendance.of(self._run_dir.records())
+        attendance, watch = Attendance.of(self._run_dir.records()), LossWatch()
         for state, report in run_rounds(plan, state, backend, progress, attendance):
+            watch.see(report)
             self._run_dir.append(self._record(state, report))
             self._run_dir.save_checkpoint(state)
             yield state
@@ -271,7 +282,8 @@ class Training:
             "exit_weights": report.exit_weights.tolist(),
             "losses": losses,
             "validation": self._validate(state),
-            "num_tasks": len(report.tasks),
+            "num_asked": len(report.tasks),
+            "num_tasks": report.num_updates,
             "dropped": report.dropped,
             **self._faults(report),
             "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
