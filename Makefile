@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -38,6 +40,12 @@ results-check: .venv/.installed  ## every table of results in the docs against t
 	$(BIN)/exitflow report results/tiny --check results/tiny/README.md
 	$(BIN)/exitflow report results/small --check docs/results.md
 
+docs: .venv/.installed-dev  ## the documentation as a site in site/, which works offline
+	$(MKDOCS) build --strict
+
+docs-serve: .venv/.installed-dev  ## the documentation at http://127.0.0.1:8000 while you write it
+	$(MKDOCS) serve
+
 bench: .venv/.installed-dev  ## every benchmark; minutes on an idle machine
 	$(BIN)/python -m benchmarks
 
@@ -59,4 +67,4 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt 
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/.installed
 
-.PHONY: help install demo test test-all check format results-check bench clean
+.PHONY: help install demo test test-all check format results-check docs docs-serve bench clean
