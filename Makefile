@@ -37,8 +37,8 @@ format: .venv/.installed-dev  ## rewrite the sources in the one format
 	$(BIN)/ruff format .
 
 results-check: .venv/.installed  ## every table of results in the docs against the records in results/
-	$(BIN)/exitflow report results/tiny --check results/tiny/README.md
-	$(BIN)/exitflow report results/small --check docs/results.md
+	$(BIN)/python -m paper report results/tiny --check results/tiny/README.md
+	$(BIN)/python -m paper report results/small --check docs/results.md
 
 docs: .venv/.installed-dev  ## the documentation as a site in site/, which works offline
 	$(MKDOCS) build --strict

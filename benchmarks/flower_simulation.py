@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from benchmarks.common import cifar_like, ratio_line, rounds_of
 from exitflow.data.dataset import Dataset
 from exitflow.data.sources import load_dataset
-from exitflow.experiments.tables import TABLES, distinct_trainings
 from exitflow.federated.aggregation import Aggregation, aggregate
 from exitflow.federated.types import ServerState, Task, Update
 from exitflow.runs.assembly import Assembly
 from exitflow.system.system import System, load_system
 from exitflow.tensors import Layout, take
+from paper.tables import TABLES, distinct_trainings
 
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 

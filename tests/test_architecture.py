@@ -1,6 +1,7 @@
 """Imports point only downward, and what planning needs does not load PyTorch."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ SOURCE = Path(__file__).parents[1] / "src" / "exitflow"
 LAYERS = (
     "cli",
     "report",
-    "experiments",
     "flower",
     "runs",
     "serving",
@@ -38,7 +38,6 @@ LAYERS = (
 LEFT_OVERS = {
     ("federated/places/__init__.py", "exitflow.flower.backend"),
     ("runs/training.py", "exitflow.flower.deployment"),
-    ("runs/comparison.py", "exitflow.experiments.figures"),
 }
 
 
@@ -77,3 +76,9 @@ def test_nothing_is_unpickled():
         text = path.read_text()
         assert "import pickle" not in text, path
         assert "torch.load" not in text, path
+
+
+def test_the_library_knows_nothing_of_the_bench_of_one_paper():
+    for path in SOURCE.rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) paper\b", path.read_text(), re.MULTILINE), path
+        assert not re.search(r"""["']paper\.\w""", path.read_text()), path  # a module named as a string

@@ -4,13 +4,12 @@ import re
 
 import pytest
 
-from exitflow.experiments.figures import Spread
-from exitflow.experiments.tables import TABLES
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.palette import all_colours, colour_of, marker_of
 from exitflow.report.plots import Line, exits_plot, settings_plot
 from exitflow.report.series import Series
 from exitflow.runs.methods import METHODS
+from exitflow.runs.spread import Spread
 
 
 def luminance(colour: str) -> float:
@@ -27,15 +26,6 @@ def contrast(one: str, other: str) -> float:
 def test_every_weighting_has_a_colour_and_a_marker_of_its_own():
     assert len({colour_of(name) for name in WEIGHTINGS}) == len(WEIGHTINGS)
     assert len({marker_of(name) for name in WEIGHTINGS}) == len(WEIGHTINGS)
-
-
-def test_no_two_peers_of_a_table_look_the_same():
-    looks = [Series(row.label, row.weighting, ()) for row in TABLES["peers"].rows]
-    kinds = [each.kind for each in looks if not each.variant]
-    assert len(kinds) > 10
-    assert {each.kind for each in looks if each.variant} <= set(kinds)  # these are dashed
-    assert len({colour_of(kind) for kind in kinds}) == len(kinds)
-    assert len({marker_of(kind) for kind in kinds}) == len(kinds)
 
 
 def test_no_colour_is_drawn_for_two_things():

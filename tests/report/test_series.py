@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from exitflow.experiments.figures import Spread
-from exitflow.experiments.results import TrainingFolder
 from exitflow.report.series import Series, by_kind
+from exitflow.runs.spread import Spread
+from exitflow.runs.training_folder import TrainingFolder
 from tests.small import record_of, tiny_system
 
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from exitflow.experiments.results import TrainingFolder
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.runs.explanation import explain
 from exitflow.runs.training import train
+from exitflow.runs.training_folder import TrainingFolder
 from exitflow.theory.bound import error_bound
 from exitflow.theory.error_costs import calibrated_costs
 from tests.small import image_dataset, tiny_system

@@ -9,7 +9,6 @@ import torch
 
 from exitflow.errors import ConfigError
 from exitflow.evaluation.accuracy import evaluate_plan
-from exitflow.experiments.tables import NEUTRAL_SETTING, TABLES, distinct_trainings
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.specs import DepthWidthResNet, SeparateNetworks, SlimResNet
@@ -22,6 +21,7 @@ from exitflow.system.system import System, decode_system, load_system
 from exitflow.tensors import num_bytes, take
 from exitflow.topology.graph import Link, Node, Topology
 from exitflow.topology.rates import serving_plan
+from paper.tables import NEUTRAL_SETTING, TABLES, distinct_trainings
 from tests.small import image_dataset, tiny_system
 
 DATA = image_dataset(96)

@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from exitflow.errors import ConfigError
 
+@click.command(short_help="A page with tables and figures of RUNS.")
+@click.argument("runs")
+@click.option("--out", metavar="DIR", help="Where the page is written; RUNS/report if not given.")
+def report(runs: str, out: str | None) -> None:
+    """A page with the tables and figures of RUNS, which needs no network; the figures also as PNG files.
 
-@click.command(short_help="A page with tables and figures of RESULTS.")
-@click.argument("results")
-@click.option("--out", metavar="DIR", help="Where the page is written; RESULTS/report if not given.")
-@click.option("--update", multiple=True, metavar="FILE.md", help="Write the tables of a document anew, and no page.")
-@click.option("--check", multiple=True, metavar="FILE.md", help="Only see whether the tables of a document are right.")
-def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[str, ...]) -> None:
-    """A page with the tables and figures of RESULTS, which needs no network; the figures also as PNG files.
-
-    RESULTS is a folder that `reproduce` filled, the folder of a `compare`, or the directory of one run. Tables of
-    documents stand between <!-- results:table1 cifar10 --> and <!-- end -->.
+    RUNS is the directory of one run, or the folder of a `compare`.
 
     \b
     Example:
-      exitflow report results/small --out report
       exitflow report runs/campus
-      exitflow report results/small --update docs/results.md
+      exitflow report runs/demo --out report
     """
-    if (update or check) and out:
-        raise ConfigError("writes a page, --update and --check do not: choose one", key="--out")
-    if update or check:
-        _documents(results, update, check)
-        return
     from exitflow.report.build import build_report
 
-    page, figures = build_report(results, out)
+    page, figures = build_report(runs, out)
     click.echo(f"{page}: written, and {figures} {'figure' if figures == 1 else 'figures'} beside it.")
-    if not figures:
-        click.echo(f"None of the results in {results} belongs to a table.", err=True)
-
-
-def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> None:
-    from exitflow.experiments.named_results import check_systems
-    from exitflow.experiments.results import Results
-    from exitflow.report import documents
-
-    results = Results(folder)
-    if not results.provenances():
-        raise ConfigError(f"there are no results of `exitflow reproduce` in {folder!r}", key="RESULTS")
-    check_systems(results)
-    for name in update:
-        documents.check_marks(Path(name))  # of all, before any is written
-    for name in update:
-        count = documents.update(Path(name), results)
-        click.echo(f"{name}: {count} {'block' if count == 1 else 'blocks'} changed.")
-    for name in check:
-        count = documents.check(Path(name), results)
-        click.echo(f"{name}: {count} {'block agrees' if count == 1 else 'blocks agree'} with the records.")

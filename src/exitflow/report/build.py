@@ -1,16 +1,14 @@
-"""From a folder to its report."""
+"""From the folder of a run, or of several, to its report."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from exitflow.errors import RunError
-from exitflow.experiments.named_results import check_systems
-from exitflow.experiments.results import Results, TrainingFolder
 from exitflow.report.page import Page, write_page
-from exitflow.report.results_page import results_page
 from exitflow.report.runs_page import runs_page
 from exitflow.report.terminal import progress_bar
+from exitflow.runs.training_folder import TrainingFolder
 
 
 def build_report(folder: str | Path, out: str | Path | None = None) -> tuple[Path, int]:
@@ -22,16 +20,11 @@ def build_report(folder: str | Path, out: str | Path | None = None) -> tuple[Pat
 
 
 def make_page(folder: Path) -> Page:
-    """By what lies in the folder: results, one run, or several."""
+    """By what lies in the folder: one run, or several."""
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no such folder")
-    if (folder / "spec.toml").is_file():
-        return runs_page(folder, [TrainingFolder(folder)])
-    results = Results(folder)
-    if results.provenances() or (folder / ".work").is_dir():
-        check_systems(results)
-        return results_page(results)
-    runs = [TrainingFolder(path.parent) for path in sorted(folder.glob("*/spec.toml"))]
-    if not runs:
-        raise RunError(f"{folder}: holds no results of `exitflow reproduce` and no runs")
-    return runs_page(folder, runs)
+    own = folder / "spec.toml"
+    specs = [own] if own.is_file() else sorted(folder.glob("*/spec.toml"))
+    if not specs:
+        raise RunError(f"{folder}: holds no runs")
+    return runs_page(folder, [TrainingFolder(path.parent) for path in specs])

@@ -17,6 +17,8 @@ from exitflow.files import write_atomically
 from exitflow.report.palette import INK, LINES, MUTED, PAPER
 from exitflow.report.plots import Plot
 
+MISSING = "\N{EN DASH}"
+
 
 @dataclass(frozen=True)
 class Field:

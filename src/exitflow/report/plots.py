@@ -18,9 +18,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from exitflow.experiments.figures import Spread
 from exitflow.report.palette import INK, LINES, MUTED, PAPER, TERMS, all_colours, colour_of, dashes_of, marker_of
 from exitflow.report.series import Curve, Series
+from exitflow.runs.spread import Spread
 
 WIDTH = 5.2  # inches: two fit beside each other on a page, one on a phone
 TITLE_LETTERS = 54  # that surely fit on a line

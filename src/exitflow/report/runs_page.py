@@ -10,14 +10,13 @@ import numpy as np
 
 from exitflow.data.data_spec import DataSpec
 from exitflow.errors import RunError
-from exitflow.experiments.figures import Spread
-from exitflow.experiments.results import TrainingFolder
 from exitflow.federated.training_spec import TrainingSpec
-from exitflow.report.grids import MISSING
-from exitflow.report.page import Field, Page, PageTable, Section
+from exitflow.report.page import MISSING, Field, Page, PageTable, Section
 from exitflow.report.plots import ERROR_TERMS_MEANING, WEIGHT_LIMITS, Plot, curves_plot, error_terms_plot
 from exitflow.report.series import Series, by_kind
 from exitflow.report.terminal import percent, spread
+from exitflow.runs.spread import Spread
+from exitflow.runs.training_folder import TrainingFolder
 from exitflow.system.system import System, layers
 from exitflow.topology.rates import serving_plan
 

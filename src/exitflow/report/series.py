@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exitflow.experiments.figures import Spread
-from exitflow.experiments.results import TrainingFolder
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.runs.methods import METHODS
 from exitflow.runs.records import Record
+from exitflow.runs.spread import Spread
+from exitflow.runs.training_folder import TrainingFolder
 from exitflow.system.system import layers
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from exitflow.errors import RunError
-from exitflow.experiments import tables
-from exitflow.experiments.results import Result, Results
 from exitflow.system.system import System, same_training
+from paper import tables
+from paper.results import Result, Results
 
 
 def check_systems(results: Results, scale: tables.Scale | None = None) -> None:

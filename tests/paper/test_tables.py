@@ -6,7 +6,9 @@ import re
 import pytest
 
 from exitflow.errors import ConfigError
-from exitflow.experiments.tables import (
+from exitflow.topology.rates import serving_plan
+from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
+from paper.tables import (
     DATASETS,
     SCALES,
     SEEDS,
@@ -17,8 +19,6 @@ from exitflow.experiments.tables import (
     published_gradient_variance,
     system_for_variance,
 )
-from exitflow.topology.rates import serving_plan
-from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
 
 
 def weightings(jobs):

@@ -4,24 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from exitflow.experiments.figures import Spread, TableFigures
-from exitflow.experiments.leads import Lead
-from exitflow.experiments.recorded_terms import recorded_terms
-from exitflow.experiments.results import Result, Results, TrainingFolder
-from exitflow.experiments.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
-from exitflow.report.grids import (
-    DATASET_TITLES,
-    LEAD_COLUMNS,
-    LEAD_NOTE,
-    MISSING,
-    Entry,
-    Grid,
-    lead_rows,
-    signed,
-    table_grid,
-)
-from exitflow.report.origin import origin_facts
-from exitflow.report.page import Field, Page, PageTable, Section
+from exitflow.report.page import MISSING, Field, Page, PageTable, Section
 from exitflow.report.palette import REFERENCE
 from exitflow.report.plots import (
     ERROR_TERMS_MEANING,
@@ -35,7 +18,25 @@ from exitflow.report.plots import (
 )
 from exitflow.report.series import Series
 from exitflow.report.terminal import percent, spread
+from exitflow.runs.spread import Spread
+from exitflow.runs.training_folder import TrainingFolder
 from exitflow.topology.settings import parse_setting
+from paper.figures import TableFigures
+from paper.grids import (
+    DATASET_TITLES,
+    LEAD_COLUMNS,
+    LEAD_NOTE,
+    Entry,
+    Grid,
+    lead_rows,
+    signed,
+    table_grid,
+)
+from paper.leads import Lead
+from paper.origin import origin_facts
+from paper.recorded_terms import recorded_terms
+from paper.results import Result, Results
+from paper.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
 
 VARIANCE_TITLE = "Table 3: gradient variance"
 SHORT_TITLES = {

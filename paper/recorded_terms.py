@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from exitflow.errors import RunError, TrainingError
-from exitflow.experiments.results import TrainingFolder
 from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.sampling import probability_matrix
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
+from exitflow.runs.training_folder import TrainingFolder
 from exitflow.theory.error_costs import ErrorTerms, calibrated_costs
 
 

@@ -1,11 +1,11 @@
-"""`exitflow reproduce`: reads options, calls the package, prints."""
+"""`python -m paper reproduce`: reads options, calls the package, prints."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,11 +18,13 @@ from exitflow.cli.options import (
     workers_option,
 )
 from exitflow.errors import ConfigError, DataError
-from exitflow.report.terminal import print_figures, print_gradient_variance, progress_bar
+from exitflow.report.terminal import progress_bar
 from exitflow.topology.settings import PAPER_SETTINGS
-
-if TYPE_CHECKING:
-    from exitflow.experiments.tables import Job, Table
+from paper.figures import TableFigures, gradient_variance_json
+from paper.printing import print_figures, print_gradient_variance
+from paper.reproduction import Reproduction
+from paper.results import Results
+from paper.tables import DATASETS, GRADIENT_VARIANCE, TABLES, Job, Table, find_table
 
 
 @click.command(short_help="Run the experiments behind a table.")
@@ -60,15 +62,10 @@ def reproduce(
 
     \b
     Example:
-      exitflow reproduce table1 --data-dir data --seeds 9
-      exitflow reproduce ours --data-dir data --settings 80-15-5,5-15-80
-      exitflow reproduce all --scale paper --device cuda
+      python -m paper reproduce table1 --data-dir data --seeds 9
+      python -m paper reproduce ours --data-dir data --settings 80-15-5,5-15-80
+      python -m paper reproduce all --scale paper --device cuda
     """
-    from exitflow.experiments.figures import TableFigures, gradient_variance_json
-    from exitflow.experiments.reproduction import Reproduction
-    from exitflow.experiments.results import Results
-    from exitflow.experiments.tables import GRADIENT_VARIANCE, TABLES, find_table
-
     table = GRADIENT_VARIANCE if table == "table3" else table
     chosen = list(TABLES.values()) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
     chosen = _with_columns(chosen, settings) if settings is not None else chosen
@@ -128,8 +125,6 @@ def _with_columns(tables: Sequence[Table], text: str) -> list[Table]:
 
 
 def _dataset_names(text: str, chosen: Sequence[Table]) -> list[str]:
-    from exitflow.experiments.tables import DATASETS
-
     names = split_names(text)
     for name in names:
         if name not in DATASETS:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from exitflow.experiments.results import Results, write_json
-from exitflow.experiments.tables import TABLES
-from exitflow.report.grids import Entry, signed, table_grid
+from paper.grids import Entry, signed, table_grid
+from paper.results import Results, write_json
+from paper.tables import TABLES
 
 TABLE = TABLES["table1"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from exitflow.experiments.tables import DATASETS, TABLES, Job, Table, distinct_trainings
 from exitflow.federated.measuring import GradientTable
 from exitflow.topology.rates import serving_plan
 from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
+from paper.tables import DATASETS, TABLES, Job, Table, distinct_trainings
 
 PROVENANCE = {
     "date": "2026-01-02",

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from exitflow.experiments.figures import Spread, TableFigures, gradient_variance_json
-from exitflow.experiments.results import Results
-from exitflow.experiments.tables import TABLES, Cell
+from paper.figures import Spread, TableFigures, gradient_variance_json
+from paper.results import Results
+from paper.tables import TABLES, Cell
 
 COSTS = {"bytes_sent": 12, "multiply_adds": 34}
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from exitflow.experiments.figures import Spread, TableFigures
-from exitflow.experiments.leads import AGAINST_THE_PAPER, CONTESTS, Lead, find_lead
-from exitflow.experiments.results import Results
-from exitflow.experiments.tables import TABLES, Table
+from exitflow.report.page import MISSING
 from exitflow.report.palette import REFERENCE
 from exitflow.report.terminal import amount
+from exitflow.runs.spread import Spread
 from exitflow.topology.settings import PAPER_SETTINGS
+from paper.figures import TableFigures
+from paper.leads import AGAINST_THE_PAPER, CONTESTS, Lead, find_lead
+from paper.results import Results
+from paper.tables import TABLES, Table
 
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 COST_COLUMNS = ("bytes sent", "multiply-adds")
 MINUS = "\N{MINUS SIGN}"
-MISSING = "\N{EN DASH}"
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from exitflow.cli.main import main
 from exitflow.errors import ConfigError, RunError, StaleFiguresError
-from exitflow.experiments.reproduction import Reproduction
-from exitflow.experiments.results import Result, Results, TrainingFolder, records_to_keep
-from exitflow.experiments.tables import DATASETS, TABLES, distinct_trainings
-from exitflow.report.documents import check, render, update
-from exitflow.report.grids import table_grid
 from exitflow.system.system import same_training
 from exitflow.topology.settings import parse_setting
-from tests.report.synthetic import write_results
+from paper.__main__ import main
+from paper.documents import check, render, update
+from paper.grids import table_grid
+from paper.reproduction import Reproduction
+from paper.results import Result, Results, TrainingFolder, records_to_keep
+from paper.tables import DATASETS, TABLES, distinct_trainings
+from tests.paper.synthetic import write_results
 
 ROOT = Path(__file__).parents[2]
 _STRATEGIES = ("serving-rate", "balanced-adj", "flops-prop")
@@ -142,7 +142,7 @@ def test_lines_too_few_or_too_many_are_found(document, results_folder, change):
 
 
 def test_a_result_that_changes_makes_the_document_stale(document, tmp_path):
-    from tests.report.synthetic import write_results
+    from tests.paper.synthetic import write_results
 
     folder = write_results(tmp_path / "results", [TABLES["table1"]], (9,), ["cifar10"])
     update(document, Results(folder))
@@ -167,7 +167,7 @@ def test_a_folder_without_results_wipes_no_table(document, results_folder, tmp_p
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(main, ["report", str(tmp_path / folder), option, str(document)])
     assert result.exit_code == 2
-    assert "RESULTS: there are no results of `exitflow reproduce` in" in result.stderr
+    assert "RESULTS: there are no results of `python -m paper reproduce` in" in result.stderr
     assert document.read_bytes() == written
 
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from exitflow.experiments.results import Result, Results
-from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, Cell, Table, published_gradient_variance
+from exitflow.runs.spread import Spread
 from exitflow.runs.training_costs import TrainingCosts
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation over seeds; no deviation for a single seed."""
-
-    mean: float
-    std: float | None
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Spread:
-        """Of at least one value."""
-        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+from paper.results import Result, Results
+from paper.tables import DATASETS, GRADIENT_VARIANCE, Cell, Table, published_gradient_variance
 
 
 @dataclass(frozen=True)

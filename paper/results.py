@@ -17,19 +17,17 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from exitflow.config import parse_json
 from exitflow.errors import RunError
 from exitflow.files import write_atomically
 from exitflow.runs.records import Record, is_number, read_records
 from exitflow.runs.training_costs import TrainingCosts
-from exitflow.system.system import System, load_system
-from exitflow.theory.error_costs import ErrorTerms
+from exitflow.runs.training_folder import TrainingFolder, expect, read_json
 
 COSTS = "costs"  # in `result.json`: what the training took
 OWN_ANSWERS = "own_answers"  # in `result.json`: the accuracies if exits that answer together did not
@@ -37,45 +35,6 @@ NUM_RECORDS = 100  # of a training that are kept at most, beside those that were
 MADE_AGAIN = "; delete it, and it will be made again"
 PROVENANCE = ("date", "commit", "machine", "instructions", "python", "torch")
 NUM_EXITS = 3  # of the paper's network, whose gradients its Table 3 is about
-
-
-@dataclass(frozen=True)
-class TrainingFolder:
-    """What a training left behind, as a result of `reproduce` or in a run directory."""
-
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        """Of the training."""
-        return self.folder.name
-
-    @cached_property
-    def system(self) -> System:
-        """What was trained."""
-        return load_system(self.folder / "spec.toml")
-
-    @cached_property
-    def records(self) -> list[Record]:
-        """Of its rounds, in order."""
-        return read_records(self.folder / "rounds.jsonl")
-
-    @property
-    def num_rounds_done(self) -> int:
-        """Whether or not each of them has left a record."""
-        return int(self.records[-1]["round"]) if self.records else 0
-
-    @cached_property
-    def profile(self) -> dict[str, Any]:
-        """What the weighting knew; empty where nothing was written."""
-        path = self.folder / "profile.json"
-        if not path.is_file():
-            return {}
-        found = read_json(path)
-        if (terms := found.get("error_terms")) is not None:
-            known = isinstance(terms, dict) and all(is_number(terms.get(field.name)) for field in fields(ErrorTerms))
-            _expect(known, path, "error_terms", "the terms of the error bound", terms, advice="; restore it")
-        return found
 
 
 @dataclass(frozen=True)
@@ -216,11 +175,8 @@ def _check_provenance(found: Any, path: Path) -> None:
             _expect(isinstance(found[key], str), path, key, "a text", found[key])
 
 
-def _expect(condition: bool, path: Path, key: str, expected: str, value: Any, *, advice: str = MADE_AGAIN) -> None:
-    if not condition:
-        text = json.dumps(value)
-        got = text if len(text) <= 80 else f"{text[:79]}…"
-        raise RunError(f"{path}: {key}: expected {expected}, got {got}{advice}")
+def _expect(condition: bool, path: Path, key: str, expected: str, value: Any) -> None:
+    expect(condition, path, key, expected, value, advice=MADE_AGAIN)
 
 
 def _is_variance(value: Any) -> bool:
@@ -247,17 +203,6 @@ def records_to_keep(records: Sequence[Record]) -> list[Record]:
     """All where they are few; the last is always among them."""
     step = max(1, -(-len(records) // NUM_RECORDS))
     return [each for each in records if (len(records) - each["round"]) % step == 0 or each["validation"]]
-
-
-def read_json(path: Path, *, advice: str = "") -> dict[str, Any]:
-    """An object from a file; `advice` ends the sentence where there is none."""
-    try:
-        value = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read: {error}{advice}") from None
-    if not isinstance(value, dict):
-        raise RunError(f"{path}: expected an object, got {type(value).__name__}{advice}")
-    return value
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

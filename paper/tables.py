@@ -298,7 +298,7 @@ GRADIENT_VARIANCE = "gradient-variance"  # the paper's Table 3, which needs no t
 @cache
 def published() -> dict[str, Any]:
     """The figures of the paper's result tables."""
-    text = resources.files("exitflow.experiments").joinpath("published.json").read_text(encoding="utf-8")
+    text = resources.files("paper").joinpath("published.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
 
 

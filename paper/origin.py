@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from exitflow.experiments.results import Results
+from paper.results import Results
 
 
 def origin_facts(results: Results) -> dict[str, str]:

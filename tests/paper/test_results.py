@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from exitflow.errors import RunError
-from exitflow.experiments import results as module
-from exitflow.experiments.results import (
+from exitflow.runs.training_costs import TrainingCosts
+from exitflow.system.system import load_system
+from paper import results as module
+from paper.results import (
     Result,
     Results,
     TrainingFolder,
@@ -20,8 +22,6 @@ from exitflow.experiments.results import (
     records_to_keep,
     write_json,
 )
-from exitflow.runs.training_costs import TrainingCosts
-from exitflow.system.system import load_system
 from tests.small import record_of, tiny_system
 
 
@@ -277,5 +277,5 @@ def test_the_commit_is_that_of_exitflow_not_of_whatever_repository_it_is_install
 
 
 def test_reading_results_needs_no_pytorch():
-    program = "import sys, exitflow.report.documents; sys.exit('torch' in sys.modules)"
+    program = "import sys, paper.documents; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

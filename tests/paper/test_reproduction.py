@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 
 from exitflow.errors import BusyError, RunError, TrainingError
-from exitflow.experiments import reproduction as module
-from exitflow.experiments import results as results_module
-from exitflow.experiments.figures import TableFigures
-from exitflow.experiments.reproduction import Reproduction
-from exitflow.experiments.results import Result, Results, read_json
-from exitflow.experiments.tables import Row, Table
 from exitflow.runs.run_dir import RunDir
 from exitflow.runs.training import train
 from exitflow.runs.training_costs import TrainingCosts
-from tests.command import call
-from tests.experiments import tiny_tables
-from tests.experiments.tiny_tables import DISTINCT, TABLE
-from tests.report.synthetic import write_gradient_variance, write_training
+from paper import reproduction as module
+from paper import results as results_module
+from paper.figures import TableFigures
+from paper.reproduction import Reproduction
+from paper.results import Result, Results, read_json
+from paper.tables import Row, Table
+from tests.paper import tiny_tables
+from tests.paper.command import call
+from tests.paper.synthetic import write_gradient_variance, write_training
+from tests.paper.tiny_tables import DISTINCT, TABLE
 from tests.small import record_of
 
 LONG = 10  # rounds, which give time to interrupt
@@ -321,8 +321,8 @@ def test_an_error_of_a_training_says_which_one_it_was(tmp_path):
 
 @contextlib.contextmanager
 def program(folder):
-    """`exitflow reproduce` in a process group of its own, until some training has had two rounds."""
-    command = [sys.executable, "-m", "tests.experiments.tiny_tables", str(LONG), "reproduce", "tiny", "--out", folder]
+    """`python -m paper reproduce` in a process group of its own, until some training has had two rounds."""
+    command = [sys.executable, "-m", "tests.paper.tiny_tables", str(LONG), "reproduce", "tiny", "--out", folder]
     command += ["--seeds", "9", "--datasets", "cifar10", "--workers", "2"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(list(map(str, command)), start_new_session=True, text=True, cwd=PLACE, **pipes)
@@ -380,7 +380,7 @@ def test_a_signal_ends_with_its_code_one_sentence_and_no_worker(tmp_path, send, 
         send(process.pid, number)
         _, stderr = process.communicate()
         assert process.returncode == code
-        assert stderr == "exitflow: interrupted; `reproduce` goes on where it was\n"
+        assert stderr == "paper: interrupted; `reproduce` goes on where it was\n"
         until_nobody_is_left(process.pid)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from exitflow.experiments.tables import TABLES
-from tests.report.synthetic import write_gradient_variance, write_results
+from paper.tables import TABLES
+from tests.paper.synthetic import write_gradient_variance, write_results
 
 
 @pytest.fixture(scope="session")

@@ -16,15 +16,13 @@ from itertools import zip_longest
 from pathlib import Path
 
 from exitflow.errors import ConfigError, RunError, StaleFiguresError, suggestion
-from exitflow.experiments.figures import Spread
-from exitflow.experiments.leads import Lead
-from exitflow.experiments.results import Results
-from exitflow.experiments.tables import DATASETS, GRADIENT_VARIANCE, TABLES, published_gradient_variance
 from exitflow.files import write_atomically
-from exitflow.report.grids import (
+from exitflow.report.page import MISSING
+from exitflow.report.terminal import percent, spread
+from exitflow.runs.spread import Spread
+from paper.grids import (
     LEAD_COLUMNS,
     LEAD_NOTE,
-    MISSING,
     Entry,
     Grid,
     LeadRow,
@@ -32,8 +30,10 @@ from exitflow.report.grids import (
     signed,
     table_grid,
 )
-from exitflow.report.origin import origin_sentence
-from exitflow.report.terminal import percent, spread
+from paper.leads import Lead
+from paper.origin import origin_sentence
+from paper.results import Results
+from paper.tables import DATASETS, GRADIENT_VARIANCE, TABLES, published_gradient_variance
 
 _LIKE_A_MARK = re.compile(r"<!--\s*results?\b(?=[^\w-])", re.IGNORECASE)
 _BEGIN = re.compile(r"<!--\s*results:\s*(.*?)\s*-->")
@@ -91,7 +91,7 @@ def check(path: Path, results: Results) -> int:
             if found != right:
                 raise StaleFiguresError(
                     f"{path}, line {number + 1}: block {block.name!r} says {_quoted(found)}, the records say "
-                    f"{_quoted(right)}; rewrite it with: exitflow report {results.folder} --update {path}"
+                    f"{_quoted(right)}; rewrite it with: python -m paper report {results.folder} --update {path}"
                 )
     return len(blocks)
 

@@ -5,11 +5,11 @@ import shutil
 import pytest
 
 from exitflow.errors import RunError
-from exitflow.experiments.named_results import check_systems
-from exitflow.experiments.results import Results
-from exitflow.experiments.tables import TABLES, distinct_trainings
-from tests.command import call
-from tests.report.synthetic import write_gradient_variance, write_results
+from paper.named_results import check_systems
+from paper.results import Results
+from paper.tables import TABLES, distinct_trainings
+from tests.paper.command import call
+from tests.paper.synthetic import write_gradient_variance, write_results
 
 ONE = "cifar10_7-nodes_equal_equal-weight_33-33-33_seed-9"
 OTHER = "cifar10_7-nodes_equal_flops-prop_33-33-33_seed-9"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from exitflow.experiments.leads import AGAINST_THE_PAPER, CONTESTS, Contest, Lead, find_lead
-from exitflow.experiments.results import Results
-from exitflow.experiments.tables import TABLES
-from tests.experiments.test_figures import put
+from paper.leads import AGAINST_THE_PAPER, CONTESTS, Contest, Lead, find_lead
+from paper.results import Results
+from paper.tables import TABLES
+from tests.paper.test_figures import put
 
 CONTEST = Contest("", "table1", "balanced-adj", ("equal-weight", "serving-rate"))
 SETTING = "80-15-5"

@@ -1,6 +1,6 @@
-"""`exitflow reproduce` on a table that takes seconds: the embedded digits in place of CIFAR, a tiny network.
+"""`python -m paper reproduce` on a table that takes seconds: the embedded digits in place of CIFAR, a tiny network.
 
-As a program: python -m tests.experiments.tiny_tables ROUNDS reproduce tiny --out DIR
+As a program: python -m tests.paper.tiny_tables ROUNDS reproduce tiny --out DIR
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from dataclasses import replace
 
 from exitflow.data.sources import load_dataset
-from exitflow.experiments import tables
-from exitflow.experiments.tables import Row, Table
 from exitflow.system.system import System, load_system
+from paper import tables
+from paper.tables import Row, Table
 from tests.small import TINY
 
 ROWS = tuple(Row(name, name) for name in ("equal-weight", "flops-prop", "serving-rate"))
@@ -36,13 +36,13 @@ def patch(setattr, rounds: int) -> None:
     """`setattr` is that of a monkeypatch, or the built-in one."""
     setattr(tables, "load_system", tiny(rounds))
     setattr(tables, "TABLES", {"tiny": TABLE, "only": replace(TABLE, name="only", datasets=("cifar10",))})
-    from exitflow.experiments import reproduction
+    from paper import reproduction
 
     setattr(reproduction, "load_dataset", lambda name, *, data_dir=None: load_dataset("digits"))
 
 
 if __name__ == "__main__":
-    from exitflow.cli.main import main
+    from paper.__main__ import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     patch(setattr, int(sys.argv[1]))

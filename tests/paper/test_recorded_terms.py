@@ -5,10 +5,10 @@ import json
 import pytest
 
 from exitflow.errors import RunError
-from exitflow.experiments.recorded_terms import recorded_terms
-from exitflow.experiments.results import TrainingFolder
 from exitflow.runs.explanation import explain
 from exitflow.runs.training import train
+from exitflow.runs.training_folder import TrainingFolder
+from paper.recorded_terms import recorded_terms
 from tests.small import image_dataset, tiny_system
 
 DATA = image_dataset(96)

@@ -33,25 +33,25 @@ from exitflow.data.sources import load_dataset
 from exitflow.errors import BusyError, ConfigError, RunError, TrainingError
 from exitflow.evaluation.blending import blended
 from exitflow.evaluation.outputs import ExitOutputs
-from exitflow.experiments.named_results import check_systems
-from exitflow.experiments.results import (
-    OWN_ANSWERS,
-    Results,
-    TrainingFolder,
-    commit,
-    costs_json,
-    provenance,
-    records_to_keep,
-    write_json,
-)
-from exitflow.experiments.tables import Job, Scale, Table, distinct_trainings, system_for_variance
 from exitflow.federated.measuring import exit_means, measure_gradients
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.files import locked, write_atomically
 from exitflow.runs.assembly import Assembly
 from exitflow.runs.runs import Run, evaluate
 from exitflow.runs.training import resume_or_train
+from exitflow.runs.training_folder import TrainingFolder
 from exitflow.system.system import System
+from paper.named_results import check_systems
+from paper.results import (
+    OWN_ANSWERS,
+    Results,
+    commit,
+    costs_json,
+    provenance,
+    records_to_keep,
+    write_json,
+)
+from paper.tables import Job, Scale, Table, distinct_trainings, system_for_variance
 
 KEPT = ("spec.toml", "profile.json")
 WORK = ".work"

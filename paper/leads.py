@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from exitflow.experiments.results import Results
-from exitflow.experiments.tables import TABLES, Cell
+from paper.results import Results
+from paper.tables import TABLES, Cell
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""`python -m paper report`: a page of all results, and the tables of documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from exitflow.errors import ConfigError, RunError
+from exitflow.report.page import write_page
+from exitflow.report.terminal import progress_bar
+from paper import documents
+from paper.named_results import check_systems
+from paper.results import Results
+from paper.results_page import results_page
+
+
+@click.command(short_help="A page with tables and figures of RESULTS.")
+@click.argument("results")
+@click.option("--out", metavar="DIR", help="Where the page is written; RESULTS/report if not given.")
+@click.option("--update", multiple=True, metavar="FILE.md", help="Write the tables of a document anew, and no page.")
+@click.option("--check", multiple=True, metavar="FILE.md", help="Only see whether the tables of a document are right.")
+def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[str, ...]) -> None:
+    """A page with the tables and figures of RESULTS, which needs no network; the figures also as PNG files.
+
+    RESULTS is a folder that `reproduce` filled. Tables of documents stand between <!-- results:table1 cifar10 -->
+    and <!-- end -->.
+
+    \b
+    Example:
+      python -m paper report results/small --out report
+      python -m paper report results/small --update docs/results.md
+    """
+    if (update or check) and out:
+        raise ConfigError("writes a page, --update and --check do not: choose one", key="--out")
+    if update or check:
+        _documents(results, update, check)
+        return
+    page, figures = build_report(results, out)
+    click.echo(f"{page}: written, and {figures} {'figure' if figures == 1 else 'figures'} beside it.")
+    if not figures:
+        click.echo(f"None of the results in {results} belongs to a table.", err=True)
+
+
+def build_report(folder: str | Path, out: str | Path | None = None) -> tuple[Path, int]:
+    """Write the report on `folder`; the page, and the number of its figures."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RunError(f"{folder}: there is no such folder")
+    results = Results(folder)
+    if not results.provenances() and not (folder / ".work").is_dir():
+        raise RunError(f"{folder}: holds no results of `python -m paper reproduce`")
+    check_systems(results)
+    page = results_page(results)
+    with progress_bar(len(page.plots), unit="figures") as show:
+        return write_page(page, Path(out) if out else folder / "report", show), len(page.plots)
+
+
+def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> None:
+    results = Results(folder)
+    if not results.provenances():
+        raise ConfigError(f"there are no results of `python -m paper reproduce` in {folder!r}", key="RESULTS")
+    check_systems(results)
+    for name in update:
+        documents.check_marks(Path(name))  # of all, before any is written
+    for name in update:
+        count = documents.update(Path(name), results)
+        click.echo(f"{name}: {count} {'block' if count == 1 else 'blocks'} changed.")
+    for name in check:
+        count = documents.check(Path(name), results)
+        click.echo(f"{name}: {count} {'block agrees' if count == 1 else 'blocks agree'} with the records.")
