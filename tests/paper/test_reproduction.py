@@ -423,7 +423,7 @@ def test_data_that_are_not_there_are_missed_before_anything_is_begun(tmp_path, m
 def test_a_file_where_results_should_be_is_named(tmp_path):
     (tmp_path / "r").write_text("x")
     result = call("reproduce", "tiny", "--out", tmp_path / "r", code=2)
-    assert result.stderr == f"exitflow: {tmp_path / 'r'}: is a file, expected a folder for results\n"
+    assert result.stderr == f"paper: {tmp_path / 'r'}: is a file, expected a folder for results\n"
 
 
 def test_an_unknown_scale_is_refused():
