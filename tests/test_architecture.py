@@ -15,6 +15,7 @@ LAYERS = (
     "flower",
     "runs",
     "serving",
+    "planning",
     "evaluation",
     "system",
     "federated",

@@ -41,6 +41,21 @@ def test_plan_prints_what_the_issue_tracker_promised():
     assert [exit["serve_rate"] for exit in found["exits"]] == pytest.approx([80, 15, 5])
 
 
+def test_plan_from_the_answers_of_a_run_is_never_worse_than_sending_all_up(run):
+    found = json.loads(call("plan", "paper-7:5-15-80", "--run", run, "--json").stdout)
+    assert found["measured"]["accuracy"] >= found["measured"]["p2"]["accuracy"]
+    assert "are answered right" in call("plan", "paper-7:5-15-80", "--run", run).stdout
+
+
+def test_plan_refuses_a_run_with_other_exits_and_a_price_without_a_run(run, tmp_path):
+    path = tmp_path / "two.toml"
+    tiers = '[[tiers]]\nname = "d"\ncount = 2\nexit = 1\narrival_rate = 1\n[[tiers]]\nname = "c"\ncount = 1\nexit = 2\n'
+    path.write_text(tiers)
+    refused = call("plan", path, "--run", run, code=2)
+    assert "the system has 2 exits" in refused.stderr
+    assert "add --run" in call("plan", "paper-7:5-15-80", "--price", "0.1", code=2).stderr
+
+
 def test_plan_prints_a_table():
     output = call("plan", "paper-7:80-15-5").stdout
     assert "device-0" in output

@@ -16,32 +16,78 @@ from exitflow.cli.options import (
     set_option,
     workers_option,
 )
+from exitflow.config import require
 from exitflow.report.terminal import percent, print_table, rate
 
 if TYPE_CHECKING:
+    from exitflow.planning.measured import MeasuredPlan
     from exitflow.runs.explanation import Explanation
+    from exitflow.system.system import System
+    from exitflow.topology.rates import ServingPlan
 
 
 @click.command(short_help="The rates at every node and exit of SYSTEM.")
 @click.argument("system")
+@click.option("--run", metavar="RUN", help="Send up only what gains by it, as the exits of this run answer.")
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SHARE",
+    help="With --run: right answers that each request sent up must gain, such as 0.02.",
+)
+@data_dir_option
 @set_option
 @json_option
-def plan(system: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def plan(
+    system: str, run: str | None, price: float, data_dir: str | None, overrides: tuple[str, ...], as_json: bool
+) -> None:
     """The rates that will flow through every node and exit of SYSTEM.
+
+    Every node sends up as much as its links allow, because deeper exits answer better. With --run that is measured:
+    from what the exits of a trained run say to validation data, a request goes up only where it gains by it.
 
     \b
     Example:
       exitflow plan paper-7:60-30-10
       exitflow plan campus.toml --json
+      exitflow plan campus.toml --run runs/campus --price 0.01
     """
     from exitflow.system.system import load_system
     from exitflow.topology.rates import serving_plan
 
     loaded = load_system(system, overrides)
-    rates = serving_plan(loaded.topology)
-    if as_json:
-        print_json({"name": loaded.name, **rates.to_json()})
+    if run is None:
+        require(price == 0, "--price", "is for plans from measured answers: add --run RUN")
+        rates = serving_plan(loaded.topology)
+        if as_json:
+            print_json({"name": loaded.name, **rates.to_json()})
+            return
+        _print_plan(loaded.name, rates)
         return
+    found = _measured(loaded, run, price, data_dir)
+    rates = serving_plan(found.topology)
+    if as_json:
+        print_json({"name": loaded.name, **rates.to_json(), "measured": found.to_json()})
+        return
+    _print_plan(loaded.name, rates)
+    click.echo(f"On the validation data of {run} {percent(found.accuracy)} % are answered right,")
+    click.echo(f"and {percent(found.p2_accuracy)} % where every node sends up all that its links allow.")
+
+
+def _measured(system: System, run: str, price: float, data_dir: str | None) -> MeasuredPlan:
+    """The plan for `system` from what the exits of `run` say."""
+    from exitflow.cli.options import dataset_for
+    from exitflow.planning.measured import measured_plan
+    from exitflow.runs.runs import Run
+
+    opened = Run(run)
+    there, needed = opened.system.topology.num_exits, system.topology.num_exits
+    require(there == needed, "--run", f"the system has {needed} exits, the run {run} was trained with {there}")
+    return measured_plan(opened.validation_outputs(dataset_for(opened, data_dir)), system.topology, price=price)
+
+
+def _print_plan(name: str, rates: ServingPlan) -> None:
     rows = [
         [name, str(node.exit)]
         + [rate(value) for value in (node.arrival_rate, node.received_rate, node.serve_rate, node.transfer_rate)]
@@ -49,7 +95,7 @@ def plan(system: str, overrides: tuple[str, ...], as_json: bool) -> None:
         for name, node in rates.nodes.items()
     ]
     columns = ["node", "exit", "arriving", "received", "served", "sent up", "served %", "to"]
-    print_table(f"{loaded.name}: requests/s at every node", columns, rows)
+    print_table(f"{name}: requests/s at every node", columns, rows)
     exits = enumerate(zip(rates.exit_serve_rate, rates.exit_share, strict=True), start=1)
     exit_rows = [[str(exit), rate(served), percent(share)] for exit, (served, share) in exits]
     print_table("Served by every exit", ["exit", "requests/s", "share %"], exit_rows)

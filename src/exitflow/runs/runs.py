@@ -80,6 +80,13 @@ class Run:
         dataset = dataset or dataset_of(self.system)
         return blended(self.own_outputs(dataset, device=device), self.blends(dataset, device=device))
 
+    def validation_outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
+        """The answers of all exits to validation data, as they are served: what thresholds and plans are made from."""
+        dataset = dataset or dataset_of(self.system)
+        validation = dataset.require("validation", "a plan from what a run's exits say")
+        own = exit_outputs(self.model(dataset), validation, dataset.preparation, device=device)
+        return blended(own, fit_blends(own)) if self.system.training.blends_answers else own
+
     def own_outputs(self, dataset: Dataset, *, device: str = "cpu") -> ExitOutputs:
         """What each exit says to the test set by itself."""
         test = dataset.require("test", "an evaluation")

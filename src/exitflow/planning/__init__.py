@@ -1,0 +1,1 @@
+"""Plans from what is known: measured answers, time and prices."""
