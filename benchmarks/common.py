@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from exitflow.data.dataset import Dataset, Preparation, Split
-from exitflow.federated.places import open_backend
 from exitflow.federated.types import ServerState
-from exitflow.runs.assembly import Assembly
+from exitflow.runs.backends import open_backend
 from exitflow.runs.run_dir import RunDir
 from exitflow.runs.training import Training
+from exitflow.system.assembly import Assembly
 from exitflow.system.system import System
 
 

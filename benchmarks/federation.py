@@ -20,9 +20,9 @@ from exitflow.data.dataset import Dataset
 from exitflow.federated.types import ServerState
 from exitflow.flower.backend import FlowerBackend
 from exitflow.flower.simulation import LocalFederation
-from exitflow.runs.assembly import Assembly, dataset_of
 from exitflow.runs.run_dir import RunDir
 from exitflow.runs.training import Training
+from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, decode_system, load_system
 from exitflow.tensors import num_bytes, take
 

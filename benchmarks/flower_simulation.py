@@ -25,7 +25,7 @@ from exitflow.data.dataset import Dataset
 from exitflow.data.sources import load_dataset
 from exitflow.federated.aggregation import Aggregation, aggregate
 from exitflow.federated.types import ServerState, Task, Update
-from exitflow.runs.assembly import Assembly
+from exitflow.system.assembly import Assembly
 from exitflow.system.system import System, load_system
 from exitflow.tensors import Layout, take
 from paper.tables import TABLES, distinct_trainings

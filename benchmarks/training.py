@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from benchmarks.common import cifar_like, ratio_line, rounds_of
 from exitflow.data.dataset import Dataset
 from exitflow.models.layout import best_layout
-from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, load_system
 
 

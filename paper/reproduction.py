@@ -36,10 +36,10 @@ from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.federated.measuring import exit_means, measure_gradients
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.files import locked, write_atomically
-from exitflow.runs.assembly import Assembly
 from exitflow.runs.runs import Run, evaluate
 from exitflow.runs.training import resume_or_train
 from exitflow.runs.training_folder import TrainingFolder
+from exitflow.system.assembly import Assembly
 from exitflow.system.system import System
 from paper.named_results import check_systems
 from paper.results import (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from exitflow.federated.loop import TrainingPlan, run_rounds
-from exitflow.federated.places import open_backend
 from exitflow.federated.weighting import WEIGHTINGS
-from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.runs.backends import open_backend
+from exitflow.system.assembly import Assembly, dataset_of
 from tests.small import tiny_system
 
 GOLDEN = Path(__file__).with_name("golden_run.json")

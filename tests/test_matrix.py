@@ -18,7 +18,6 @@ import torch
 from exitflow.config import encode
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import ExitOutputs
-from exitflow.federated.places import BACKENDS
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.specs import (
     CommonNetwork,
@@ -28,6 +27,7 @@ from exitflow.models.specs import (
     SeparateNetworks,
     SlimResNet,
 )
+from exitflow.runs.backends import BACKENDS
 from exitflow.runs.methods import METHODS, apply_method
 from exitflow.runs.runs import evaluate
 from exitflow.runs.training import resume, train

@@ -15,7 +15,7 @@ from exitflow.flower.backend import FlowerBackend
 from exitflow.flower.courier import Reply, Station, registered
 from exitflow.flower.packing import pack, unpack
 from exitflow.flower.worker import Worker
-from exitflow.runs.assembly import Assembly
+from exitflow.system.assembly import Assembly
 from exitflow.tensors import num_bytes, take
 from tests.small import image_dataset, task_of, tiny_system
 

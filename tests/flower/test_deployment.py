@@ -24,8 +24,8 @@ from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.flower.keys import write_node_key
 from exitflow.free_ports import free_ports
-from exitflow.runs.assembly import Assembly
 from exitflow.runs.runs import Run
+from exitflow.system.assembly import Assembly
 from exitflow.system.system import load_system
 
 pytestmark = pytest.mark.timeout(600)

@@ -6,7 +6,7 @@ pytest.importorskip("flwr")
 
 from exitflow.errors import TrainingError
 from exitflow.flower.courier import Reply, Station
-from exitflow.flower.deployment import Membership, join
+from exitflow.flower.deployment import Membership, ask_samples
 from tests.small import tiny_system
 
 
@@ -27,10 +27,13 @@ class Courier:
         return [Reply(message, **self.answer) for message in messages]
 
 
+def ask(courier):
+    return ask_samples(courier, Membership(None), tiny_system(), "r", status=lambda text: None)
+
+
 def test_every_node_says_how_many_samples_it_has():
     courier = Courier({"header": {"num_samples": 5}})
-    with join(Membership(None, courier=courier), tiny_system(), "r") as session:
-        assert session.samples == dict.fromkeys(courier.nodes, 5)
+    assert ask(courier) == dict.fromkeys(courier.nodes, 5)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,5 @@ def test_every_node_says_how_many_samples_it_has():
 )
 def test_an_answer_that_makes_no_sense_names_the_node(answer, problem):
     courier = Courier(answer)
-    with (
-        pytest.raises(TrainingError, match=f"^node '{courier.nodes[0]}': {problem}$"),
-        join(Membership(None, courier=courier), tiny_system(), "r"),
-    ):
-        pass
+    with pytest.raises(TrainingError, match=f"^node '{courier.nodes[0]}': {problem}$"):
+        ask(courier)

@@ -17,7 +17,7 @@ from exitflow.federated.types import Missing, Update
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.flower.backend import FlowerBackend
 from exitflow.flower.simulation import LocalFederation
-from exitflow.runs.assembly import Assembly
+from exitflow.system.assembly import Assembly
 from tests.small import image_dataset, task_of, tiny_system
 
 pytestmark = pytest.mark.timeout(600)

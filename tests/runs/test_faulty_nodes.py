@@ -7,11 +7,11 @@ import pytest
 
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.types import Missing
-from exitflow.runs.assembly import Assembly
 from exitflow.runs.run_dir import RunDir
 from exitflow.runs.runs import Run
 from exitflow.runs.training import Training
 from exitflow.seeds import derive
+from exitflow.system.assembly import Assembly
 from tests.runs.cut_off import DATA, Stop, same_weights, stop_at
 from tests.small import tiny_system
 

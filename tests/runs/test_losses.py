@@ -8,10 +8,10 @@ import pytest
 from exitflow.cli.training import print_training
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.types import Missing
-from exitflow.runs.assembly import Assembly
 from exitflow.runs.losses import TrainingLosses
 from exitflow.runs.run_dir import RunDir
 from exitflow.runs.training import Training
+from exitflow.system.assembly import Assembly
 from tests.runs.cut_off import DATA
 from tests.small import record_of, tiny_system
 

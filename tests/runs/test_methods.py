@@ -12,11 +12,11 @@ from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.specs import DepthWidthResNet, SeparateNetworks, SlimResNet
-from exitflow.runs.assembly import Assembly
 from exitflow.runs.comparison import compare
 from exitflow.runs.methods import METHODS, apply_method, serving_setting
 from exitflow.runs.runs import evaluate
 from exitflow.runs.training import train
+from exitflow.system.assembly import Assembly
 from exitflow.system.system import System, decode_system, load_system
 from exitflow.tensors import num_bytes, take
 from exitflow.topology.graph import Link, Node, Topology

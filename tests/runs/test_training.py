@@ -15,9 +15,9 @@ from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.nested import EarlyExitNetwork
-from exitflow.runs.assembly import Assembly
 from exitflow.runs.runs import evaluate
 from exitflow.runs.training import resume, train
+from exitflow.system.assembly import Assembly
 from exitflow.system.system import load_system
 from tests.runs.cut_off import DATA, same_weights, unfinished
 from tests.small import TINY, image_dataset, tiny_system

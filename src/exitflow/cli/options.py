@@ -10,12 +10,11 @@ import click
 
 from exitflow import logs
 from exitflow.errors import ConfigError
+from exitflow.runs.backends import BACKENDS
 
 if TYPE_CHECKING:
     from exitflow.data.dataset import Dataset
     from exitflow.runs.runs import Run
-
-BACKENDS = ("processes", "serial", "ray", "flower")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 set_option = click.option(
@@ -23,7 +22,7 @@ set_option = click.option(
 )
 data_dir_option = click.option("--data-dir", metavar="DIR", help="Where the data set's files lie.")
 backend_option = click.option(
-    "--backend", type=click.Choice(BACKENDS), default="processes", show_default=True, help="Where to train."
+    "--backend", type=click.Choice(list(BACKENDS)), default="processes", show_default=True, help="Where to train."
 )
 workers_option = click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Processes; one for each core if not given."
@@ -72,7 +71,7 @@ def split_seeds(text: str) -> list[int]:
 
 def dataset_for(run: Run, data_dir: str | None) -> Dataset:
     """The run's data set, from `data_dir` where that is given."""
-    from exitflow.runs.assembly import dataset_of
+    from exitflow.system.assembly import dataset_of
 
     system = run.system
     return dataset_of(replace(system, data=replace(system.data, dir=data_dir)) if data_dir else system)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,6 +42,7 @@ _federation = click.option(
     show_default=True,
     help="What `federation init` wrote, for --superlink.",
 )
+_relay = click.option("--relay", metavar="PATH", hidden=True)  # where a ServerApp that started this command connects
 
 
 @click.command(short_help="Train SYSTEM, or go on with a run that was cut off.")
@@ -55,6 +57,7 @@ _federation = click.option(
 @_address
 @_superlink
 @_federation
+@_relay
 @data_dir_option
 @set_option
 @json_option
@@ -68,6 +71,7 @@ def train(
     address: str | None,
     superlink: str | None,
     federation: str,
+    relay: str | None,
     **changes: Any,
 ) -> None:
     """Train SYSTEM with Algorithm 1 into the directory RUN; or go on with a run that was cut off.
@@ -82,7 +86,7 @@ def train(
     from exitflow.runs.runs import Run
     from exitflow.system.system import load_system
 
-    where = _where(backend, workers, address, superlink, federation)
+    where = _where(backend, workers, address, superlink=superlink, federation=federation, relay=relay)
     if resumed:
         if system or out or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir"):
             raise ConfigError(
@@ -106,18 +110,28 @@ def train(
 
 
 def _where(
-    backend: str, workers: int | None, address: str | None, superlink: str | None, federation: str
+    backend: str,
+    workers: int | None,
+    address: str | None,
+    *,
+    superlink: str | None,
+    federation: str,
+    relay: str | None,
 ) -> dict[str, Any]:
     """The options that say where to train."""
     if address and backend != "ray":
         raise ConfigError("is for --backend ray", key="--address")
-    if superlink is None:
+    if superlink is None and relay is None:
         return {"backend": backend, "workers": workers, "address": address}
     if backend != "flower":
         raise ConfigError("is for --backend flower", key="--superlink")
     from exitflow.flower.deployment import Membership, check_address, server_folder
 
-    return {"backend": backend, "federation": Membership(server_folder(federation), check_address(superlink))}
+    if relay:
+        membership = Membership(server_folder(federation) if federation else None, relay=Path(relay))
+    else:
+        membership = Membership(server_folder(federation), check_address(str(superlink)))
+    return {"backend": backend, "federation": membership}
 
 
 def _watching(show: Callable[..., None], label: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:  # planning draws tasks without PyTorch
     from torch import Tensor
 
     from exitflow.tensors import Tensors
+
+Status = Callable[[str], None]  # is told what is being waited for
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.options.compression import Compression
 from exitflow.federated.options.federation_spec import FederationSpec
-from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, Missing, ServerState, Task, Update
+from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, Missing, ServerState, Status, Task, Update
 from exitflow.flower.courier import Courier, Reply
 from exitflow.flower.packing import pack, unpack
 from exitflow.flower.screening import SizeScreen, mismatch
@@ -33,8 +33,6 @@ GONE = "it was there when the training began, and is gone: the SuperLink knows n
 LARGEST_FIGURE = 1e12  # that is believed of a loss or a gradient
 
 log = logging.getLogger("exitflow.federated")
-
-Status = Callable[[str], None]  # is told what is being waited for
 
 
 @dataclass(frozen=True)

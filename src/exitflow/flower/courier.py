@@ -141,11 +141,14 @@ def serve_relay(courier: Courier, connection: socket.socket) -> None:
 
 
 class RelayCourier:
-    """Over a ServerApp elsewhere, which connects to the socket at `path`, and reaches the SuperLink at `address`."""
+    """Over a ServerApp elsewhere, which connects to the socket at `path`.
+
+    It reaches the SuperLink at `address`; where that is empty, Flower alone looks after the SuperLink.
+    """
 
     def __init__(self, path: Path, address: str) -> None:
         self.path = path
-        self._address = address
+        self.address = address
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(1)
@@ -203,11 +206,13 @@ class RelayCourier:
             if self._superlink_listens():
                 heard = time.monotonic()
             elif time.monotonic() - heard > PATIENCE:
-                problem = f"nobody has answered at {self._address} for {PATIENCE:g} s"
+                problem = f"nobody has answered at {self.address} for {PATIENCE:g} s"
                 raise TrainingError(f"{problem}; start the SuperLink again, and `exitflow train --resume` goes on")
 
     def _superlink_listens(self) -> bool:
-        host, _, port = self._address.rpartition(":")
+        if not self.address:
+            return True
+        host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK).close()
             return True

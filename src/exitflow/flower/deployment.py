@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,14 +28,14 @@ import tomli_w
 
 from exitflow.config import read_toml, require
 from exitflow.errors import ConfigError, TrainingError
-from exitflow.federated.places import Status
+from exitflow.federated.types import Status
 from exitflow.flower import command_lines
 from exitflow.flower.backend import FlowerBackend
 from exitflow.flower.control import CONNECTION, write_connection
 from exitflow.flower.courier import Courier, RelayCourier, registered
 from exitflow.flower.keys import public_key_of, write_authority, write_node_key, write_shared_secret
 from exitflow.flower.programs import Programs
-from exitflow.runs.assembly import Assembly
+from exitflow.system.assembly import Assembly
 from exitflow.system.system import System
 
 JOINING = 120.0  # seconds in which the nodes must have said hello
@@ -47,7 +47,7 @@ class Membership:
 
     folder: Path | None  # the server's, as `init` wrote it; None: whom the SuperLink knows by name is trusted
     superlink: str | None = None  # HOST:PORT; None: as `init` was told
-    courier: Courier | None = None  # inside a ServerApp of Flower's, where the nodes can be reached already
+    relay: Path | None = None  # the socket at which a ServerApp will connect; None: we start one
 
     def stations(self, courier: Courier) -> dict[str, int]:
         """node -> Flower's number for it: under the right name, and with the right key."""
@@ -254,51 +254,64 @@ def join(
 ) -> Iterator[Session]:
     """Reach the nodes and ask what they have; those that are `known` from before need not answer."""
     tell = status or (lambda text: None)
-    if membership.courier:
-        samples = _hello(membership.courier, membership, system, run_id, known, tell)
-        yield Session(membership.courier, membership, system, run_id, samples, tell)
-        return
+    with reached(membership, system) as courier:
+        samples = ask_samples(courier, membership, system, run_id, known=known, status=tell)
+        yield Session(courier, membership, system, run_id, samples, tell)
+
+
+@contextmanager
+def reached(membership: Membership, system: System) -> Iterator[Courier]:
+    """What carries messages to the nodes, through a ServerApp of Flower's."""
     folder = membership.folder
-    assert folder is not None
-    strangers = [node.name for node in system.topology.nodes if node.name not in node_keys(folder)]
+    known = node_keys(folder) if folder else {}
+    strangers = [node.name for node in system.topology.nodes if folder and node.name not in known]
     if strangers:
         problem = f"has no key for node {strangers[0]!r}; make a federation for this system with `federation init`"
         raise ConfigError(problem, source=str(folder))
     with working_folder() as work:
-        programs = Programs(work)
-        address = membership.superlink or read_address(folder)
-        relay = RelayCourier(work / "relay", address)
-        try:
-            _start_relay(programs, relay, folder.resolve(), address)
-            samples = _hello(relay, membership, system, run_id, known, tell)
-            yield Session(relay, membership, system, run_id, samples, tell)
-        finally:
-            relay.close()
-            programs.stop()
+        if membership.relay:
+            relay = RelayCourier(membership.relay, address="")
+            starting: AbstractContextManager[None] = nullcontext()
+        else:
+            assert folder is not None
+            relay = RelayCourier(work / "relay", address=membership.superlink or read_address(folder))
+            starting = server_app(relay, folder.resolve(), work)
+        with closing(relay), starting:
+            if not relay.wait(JOINING):
+                raise TrainingError("no ServerApp of Flower's has connected")
+            yield relay
 
 
-def _start_relay(programs: Programs, relay: RelayCourier, folder: Path, address: str) -> None:
-    """A SuperExec beside us runs the ServerApp, which lends us its grid."""
+@contextmanager
+def server_app(relay: RelayCourier, folder: Path, work: Path) -> Iterator[None]:
+    """A SuperExec beside us, which runs the ServerApp that lends us its grid."""
+    programs, address = Programs(work), relay.address
     host, _, port = address.rpartition(":")
-    programs.wait_for_port(host.strip("[]"), int(port), patience=10)
-    write_connection(programs.flower_home, address, folder / "ca.crt")
-    programs.start("superexec", command_lines.superexec(folder, address, os.getpid()))
-    app = programs.flower_home / "exitflow-app"
-    command_lines.write_app(app, flower_app_config())
-    programs.flwr([["run", str(app), CONNECTION, "--run-config", f"relay={json.dumps(str(relay.path))}"]])
-    give_up = time.monotonic() + JOINING
-    while not relay.wait(0.1):
-        programs.check()
-        if time.monotonic() > give_up:
-            raise TrainingError(f"the SuperLink at {address} did not start the run; is its secret this folder's?")
+    try:
+        programs.wait_for_port(host.strip("[]"), int(port), patience=10)
+        write_connection(programs.flower_home, address, folder / "ca.crt")
+        programs.start("superexec", command_lines.superexec(folder, address, os.getpid()))
+        app = programs.flower_home / "exitflow-app"
+        command_lines.write_app(app, flower_app_config())
+        programs.flwr([["run", str(app), CONNECTION, "--run-config", f"relay={json.dumps(str(relay.path))}"]])
+        give_up = time.monotonic() + JOINING
+        while not relay.wait(0.1):
+            programs.check()
+            if time.monotonic() > give_up:
+                raise TrainingError(f"the SuperLink at {address} did not start the run; is its secret this folder's?")
+        yield
+    finally:
+        relay.close()  # the ServerApp has done its work, and ends by itself
+        programs.stop()
 
 
-def _hello(
+def ask_samples(
     courier: Courier,
     membership: Membership,
     system: System,
     run_id: str,
-    known: Mapping[str, int] | None,
+    *,
+    known: Mapping[str, int] | None = None,
     status: Status,
 ) -> dict[str, int]:
     """How many samples each node has."""

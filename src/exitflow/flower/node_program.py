@@ -21,7 +21,7 @@ from exitflow.flower.programs import Programs
 from exitflow.flower.worker import Worker, serve
 from exitflow.free_ports import free_ports
 from exitflow.models.specs import factories
-from exitflow.runs.assembly import Assembly
+from exitflow.system.assembly import Assembly
 from exitflow.system.system import System, decode_system
 
 AGAIN = 3.0  # seconds before a SuperNode that has ended is started again

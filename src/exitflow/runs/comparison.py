@@ -12,12 +12,12 @@ from typing import Any
 
 from exitflow.data.dataset import Dataset
 from exitflow.evaluation.accuracy import Evaluation
-from exitflow.runs.assembly import dataset_of
 from exitflow.runs.methods import apply_method
 from exitflow.runs.runs import evaluate
 from exitflow.runs.spread import Spread
 from exitflow.runs.training import resume_or_train
 from exitflow.runs.training_costs import TrainingCosts
+from exitflow.system.assembly import dataset_of
 from exitflow.system.system import System, layers
 
 

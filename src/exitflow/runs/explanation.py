@@ -12,9 +12,9 @@ import numpy as np
 from exitflow.data.dataset import Dataset
 from exitflow.errors import ConfigError, TrainingError
 from exitflow.federated.measuring import measure_gradients
-from exitflow.federated.places import open_backend
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
-from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.runs.backends import open_backend
+from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System
 from exitflow.theory.bound import BoundInputs, error_bound
 from exitflow.theory.error_costs import ErrorTerms, calibrated_costs, fixed_error

@@ -16,10 +16,10 @@ from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.federated.types import ServerState
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
-from exitflow.runs.assembly import Assembly, dataset_of
 from exitflow.runs.losses import TrainingLosses
 from exitflow.runs.run_dir import RunDir, load_state
 from exitflow.runs.training_costs import TrainingCosts
+from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, load_system, serving_as
 from exitflow.tensors import copy_into
 

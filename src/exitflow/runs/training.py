@@ -24,17 +24,17 @@ from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
 from exitflow.federated.measuring import GradientTable, measure_gradients
 from exitflow.federated.options.faults import Attendance
 from exitflow.federated.options.privacy import Privacy, PrivacyLoss, run_secret
-from exitflow.federated.places import Place, Status, one_thread, open_backend
 from exitflow.federated.sampling import sample_tasks
-from exitflow.federated.types import Backend, ServerState
+from exitflow.federated.types import Backend, ServerState, Status
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, ExitProfile
 from exitflow.files import write_atomically
 from exitflow.models.specs import SeparateNetworks
-from exitflow.runs.assembly import Assembly, dataset_of
+from exitflow.runs.backends import Place, check_backend, one_thread, open_backend
 from exitflow.runs.losses import LossWatch
 from exitflow.runs.records import Record
 from exitflow.runs.run_dir import RunDir, save_state
 from exitflow.runs.runs import Run, check_fit, with_weights
+from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, same_training
 from exitflow.tensors import num_bytes, take
 from exitflow.theory.error_costs import calibrated_costs
@@ -64,6 +64,8 @@ def train(
     `address` is that of a Ray cluster; `federation` says where the nodes of a real federation meet, for backend
     "flower". `status` is told what is being waited for.
     """
+    check_backend(backend)
+    place = Place(workers, address, system.federation, status or _silent)
     dataset = dataset or dataset_of(system)
     if federation:
         from exitflow.flower.deployment import join, new_run_id  # needs Flower
@@ -80,7 +82,6 @@ def train(
     assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
     run_dir = RunDir.create(out, system.to_toml())
-    place = Place(workers, address, system.federation, status or _silent)
     return Training(assembly, run_dir, device).run_at(backend, place, observer)
 
 
@@ -101,6 +102,8 @@ def resume(
     if run.finished:
         return run
     system = run.system
+    check_backend(backend)
+    place = Place(workers, address, system.federation, status or _silent)
     dataset = dataset or dataset_of(system)
     dataset.require("validation", "a training")
     if federation:
@@ -116,7 +119,6 @@ def resume(
     assembly = Assembly(system, dataset)
     if run.directory.node_samples() not in ({}, assembly.samples):
         raise RunError(f"{run.path}: was begun with other data than these, which give nodes other numbers of samples")
-    place = Place(workers, address, system.federation, status or _silent)
     return Training(assembly, run.directory, device).run_at(backend, place, observer)
 
 

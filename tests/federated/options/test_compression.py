@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused(kind, parts, problem):
 @pytest.mark.parametrize("kind", ["int8", "top-k"])
 def test_what_is_lost_comes_with_later_updates(kind, tmp_path):
     """The sum of what was sent, plus the last residual, is the sum of what was trained."""
-    from exitflow.runs.assembly import Assembly
+    from exitflow.system.assembly import Assembly
 
     assembly = Assembly(tiny_system(f"federation.compression={kind}", "training.rounds=10"), image_dataset(96))
     plain = Assembly(tiny_system("training.rounds=10"), image_dataset(96)).trainer(tmp_path / "plain" / "nodes")

@@ -178,7 +178,7 @@ def test_one_node_moves_the_private_sum_by_no_more_than_the_bound(drawn, tmp_pat
     from exitflow.federated.options.faults import Attendance
     from exitflow.federated.places.serial import SerialBackend
     from exitflow.federated.weighting import WEIGHTINGS
-    from exitflow.runs.assembly import Assembly
+    from exitflow.system.assembly import Assembly
 
     system = tiny_system("training.learning_rate=5.0", "training.server_step=paper", f"training.{drawn}")
     assembly = Assembly(system, image_dataset(96))

@@ -9,11 +9,11 @@ import torch
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.loop import TrainingPlan, run_rounds
-from exitflow.federated.places import open_backend
 from exitflow.federated.places.processes import _Worker
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
-from exitflow.runs.assembly import Assembly
+from exitflow.runs.backends import open_backend
+from exitflow.system.assembly import Assembly
 from tests.small import image_dataset, tiny_system
 
 VARIANTS = {
