@@ -26,10 +26,11 @@ LAYERS = (
     "topology",
     "tensors",
     "certificates",
-    "files",
+    "npz",
     "logs",
     "free_ports",
     "config",
+    "files",
     "seeds",
     "errors",
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import tomllib
 import types
 import typing
@@ -20,8 +21,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from exitflow.errors import ConfigError, suggestion
+from exitflow.files import SMALL_FILE, read_file
 
 T = TypeVar("T")
+
+MAX_KEY_PARTS = 8  # of a dotted key: tomllib makes tables for every prefix of it, which takes memory without end
+_KEY_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{MAX_KEY_PARTS}}}", re.MULTILINE)
 
 MAX_RATE = 1e15  # requests/s; sums of rates stay finite, and exact to a request
 
@@ -38,10 +44,10 @@ def require_rate(value: float | None, key: str) -> None:
     require(valid, key, f"a rate must be a finite number of requests/s, from 0 to {MAX_RATE:g}, got {value}")
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The parsed file, or a ConfigError that names it."""
+def read_toml(path: Path, limit: int = SMALL_FILE) -> dict[str, Any]:
+    """The parsed file of at most `limit` bytes, or a ConfigError that names it."""
     try:
-        return parse_toml(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(read_file(path, limit).decode("utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError("no such file", source=str(path)) from None
     except IsADirectoryError:
@@ -56,6 +62,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The parsed text, or a ConfigError."""
+    if _LONG_KEY.search(text):
+        raise ConfigError(f"holds a dotted key of more than {MAX_KEY_PARTS} parts")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError, [[[... a RecursionError

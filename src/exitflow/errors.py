@@ -20,11 +20,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MAX_WORD, MAX_SENTENCE = 300, 1200  # characters of an error, which may repeat what it was given
+
 
 class ExitflowError(Exception):
-    """Base of all errors that exitflow raises on purpose."""
+    """Base of all errors that exitflow raises on purpose. Its message is one line of bounded length."""
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class ConfigError(ExitflowError):
@@ -80,6 +85,23 @@ class MissingExtraError(ExitflowError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"this needs {package}, which is not installed: pip install 'exitflow[{extra}]'")
+
+
+def one_line(text: str) -> str:
+    """`text` as one line of printable characters, in which a long word, and a long whole, lose their middle."""
+    if len(text) <= MAX_WORD and text.isprintable():
+        return text
+    words = _without_middle(text, 2 * MAX_SENTENCE).split()
+    line = " ".join(_without_middle(_printable(word), MAX_WORD) for word in words)
+    return _without_middle(line, MAX_SENTENCE)
+
+
+def _without_middle(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]}…{text[-length // 2 :]}"
+
+
+def _printable(word: str) -> str:
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in word)
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:

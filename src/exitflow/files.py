@@ -1,14 +1,60 @@
-"""Writing files so that a reader sees the old one or the new one, never a half, even after a crash."""
+"""Files, read within bounds and written whole.
+
+A file is read only if it is a regular one of no more than an agreed size, so that no pipe, device or slip of a finger
+stalls a program or fills its memory. It is written so that a reader sees the old one or the new one, never a half,
+even after a crash.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from exitflow.errors import BusyError
+
+MiB = 2**20
+SMALL_FILE = 4 * MiB  # the most that is read of what a person has written, or what describes a single thing
+MEDIUM_FILE = 64 * MiB  # ... of what exitflow has written with an entry for each node
+LARGE_FILE = 2048 * MiB  # ... of data, weights and records
+
+
+def read_file(path: Path, limit: int = SMALL_FILE) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes; an OSError for everything else."""
+    with open_regular(path, limit) as file:
+        expected = max(os.fstat(file.fileno()).st_size, min(limit, MiB))  # files in /proc say that they are empty
+        data = file.read(expected + 1)
+    if len(data) > expected:
+        raise OSError(errno.EFBIG, "grows while it is read", str(path))
+    return data
+
+
+def open_regular(path: Path, limit: int = LARGE_FILE) -> BinaryIO:
+    """A regular file of at most `limit` bytes, opened for reading; an OSError for everything else, without waiting."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no name of a file holds a zero byte", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # or a pipe would wait for its writer
+    try:
+        _check_regular(os.fstat(descriptor), path, limit)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def _check_regular(found: os.stat_result, path: Path, limit: int) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, "is a directory", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    if found.st_size > limit:
+        problem = f"has {found.st_size:,} bytes, and at most {limit:,} are read of such a file"
+        raise OSError(errno.EFBIG, problem, str(path))
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
@@ -21,8 +67,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:  # a full disk does not say of which file, and the temporary one says nobody anything
-        error.filename, error.filename2 = str(path), None
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,3 +1,5 @@
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_data_that_do_not_fit_are_refused(parts, description, problem, tmp_path)
 @pytest.mark.parametrize(
     ("description", "problem"),
     [
-        ("num_classes = 1\nmean=[0.0]\nstd=[1.0]", "dataset.toml: num_classes: must be at least 2, got 1"),
+        ("num_classes = 1\nmean=[0.0]\nstd=[1.0]", "dataset.toml: num_classes: must be from 2 to 1,000,000, got 1"),
         ("num_classes = 2\nmean=[0.0]\nstd=[0.0]", "std: each must be finite and above 0"),
         ("num_classes = 2\nmean=[0.0, 0.0]\nstd=[1.0, nan]", "std: each must be finite and above 0"),
         ("num_classes = 2\nmean=[nan]\nstd=[1.0]", "mean: each must be a finite number"),
@@ -91,6 +93,71 @@ def test_a_file_that_is_no_npz_is_one_sentence(content, tmp_path):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"train.npz: cannot be read as a .npz file with inputs and labels: "):
         load_dataset("own", data_dir=str(tmp_path))
+
+
+def npy(header, body=b""):
+    text = repr(header).encode() if isinstance(header, dict) else header
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body
+
+
+def described(shape, descr="<f4"):
+    return npy({"descr": descr, "fortran_order": False, "shape": shape})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "problem"),
+    [
+        (described((2**70, 1)), "'inputs' has the shape .1180591620717411303424, 1., and arrays have at most"),
+        (described((0, 2**70)), "'inputs' has the shape"),
+        (described((2**31, 2**31)), "'inputs' has the shape"),
+        (described((-1, 1)), "'inputs' has the shape"),
+        (described((3, 1)), "'inputs' should have 12 bytes for its shape, and has 0"),
+        (described((3, 1), "|O"), "'inputs' is no array of numbers"),
+        (described((3, 1), "<f0"), "damaged header"),
+        (npy(b"(" * 9000), "'inputs' has a damaged header"),
+        (npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (3L, 1), }\n"), "should have 12 bytes"),
+        (b"\x93NUMPY\x07\x00", "'inputs' has a damaged header"),
+        (b"", "'inputs' has a damaged header"),
+        (None, "it holds no 'inputs', but 'labels'"),
+    ],
+)
+def test_a_header_that_promises_too_much_is_not_believed(inputs, problem, tmp_path):
+    write(tmp_path)
+    with zipfile.ZipFile(tmp_path / "train.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        if inputs is not None:
+            archive.writestr("inputs.npy", inputs)
+        archive.writestr("labels.npy", described((3,), "<i8") + bytes(24))
+    with pytest.raises(DataError, match=problem):
+        load_dataset("own", data_dir=str(tmp_path))
+
+
+def test_a_zip_bomb_is_not_unpacked(tmp_path):
+    write(tmp_path)
+    zeros = np.zeros((100, 1, 1000, 1000), np.uint8)
+    np.savez_compressed(tmp_path / "train.npz", inputs=zeros, labels=np.zeros(100, int))
+    with pytest.raises(DataError, match=r"'inputs' would unpack from 97,[0-9]{3} to 100,000,128 bytes"):
+        load_dataset("own", data_dir=str(tmp_path))
+
+
+def test_arrays_in_the_order_of_fortran_are_read_as_they_are(tmp_path):
+    inputs, labels = images(5)
+    dataset = load_dataset("own", data_dir=str(write(tmp_path, train=(np.asfortranarray(inputs), labels))))
+    assert dataset.train.inputs.tolist() == inputs.tolist()
+
+
+def test_a_flipped_bit_in_an_array_is_found(tmp_path):
+    path = write(tmp_path, train=images(30)) / "train.npz"
+    data = bytearray(path.read_bytes())
+    data[900] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="Bad CRC-32"):
+        load_dataset("own", data_dir=str(tmp_path))
+
+
+def test_images_are_shifted_by_no_more_than_their_size(tmp_path):
+    description = DESCRIPTION + "crop_padding = 5\n"
+    with pytest.raises(DataError, match=r"images of \(4, 4\) cannot be shifted by crop_padding = 5 pixels"):
+        load_dataset("own", data_dir=str(write(tmp_path, description, train=images(2))))
 
 
 @pytest.mark.parametrize("dtype", [">f4", "float16", "float64", "bool", "uint16", "int64", "uint8"])

@@ -143,8 +143,15 @@ def test_an_idx_file_that_was_cut_off_is_refused(tmp_path, length):
         load_dataset("mnist", data_dir=str(tmp_path))
 
 
+def test_a_gzip_bomb_is_not_unpacked(tmp_path):
+    header = bytes((0, 0, 8, 3)) + (2**31).to_bytes(4, "big") + (1).to_bytes(4, "big") * 2
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + bytes(10**6)))
+    with pytest.raises(DataError, match="is not an idx file of bytes in 3 dimensions"):
+        load_dataset("mnist", data_dir=str(tmp_path), verify=False)
+
+
 def test_half_a_gzip_file_is_refused(tmp_path):
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(100))[:20])
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(np.arange(96).reshape(2, 6, 8)))[:-20])
     with pytest.raises(DataError, match="is not a whole gzip file"):
         load_dataset("mnist", data_dir=str(tmp_path), verify=False)
 

@@ -13,8 +13,6 @@ Each .npz holds `inputs`, (N, C, H, W) or (N, features), of bytes or any other n
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,12 @@ import torch
 from exitflow.config import decode, read_toml, require
 from exitflow.data.dataset import Dataset, Preparation, Split
 from exitflow.errors import ConfigError, DataError
+from exitflow.files import open_regular
+from exitflow.npz import MAX_BYTES, Header, open_npz
 
 DESCRIPTION = "dataset.toml"
 PARTS = ("train", "validation", "test")
+MAX_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Description:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        require(self.num_classes >= 2, "num_classes", f"must be at least 2, got {self.num_classes}")
+        possible = 2 <= self.num_classes <= MAX_CLASSES
+        require(possible, "num_classes", f"must be from 2 to {MAX_CLASSES:,}, got {self.num_classes}")
         require(all(map(math.isfinite, self.mean)), "mean", f"each must be a finite number, got {list(self.mean)}")
         positive = bool(self.std) and all(math.isfinite(each) and each > 0 for each in self.std)
         require(positive, "std", f"each must be finite and above 0, got {list(self.std)}")
@@ -71,29 +73,38 @@ def load_own(folder: Path) -> Dataset:
 
 
 def _read(path: Path, description: Description) -> Split:
+    """One part, whose headers are checked before its arrays are read."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            inputs, labels = file["inputs"], file["labels"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as a .npz file with inputs and labels: {error}") from None
-    if labels.ndim != 1 or inputs.ndim < 2 or len(inputs) != len(labels):
-        raise DataError(f"{path}: inputs of shape {inputs.shape} do not fit labels of shape {labels.shape}")
-    if inputs.dtype.kind not in "uifb" or inputs.dtype.itemsize > 8 or labels.dtype.kind not in "ui":
-        problem = f"got {inputs.dtype} and {labels.dtype}"
-        raise DataError(f"{path}: inputs must be numbers of 64 bits at most and labels whole ones, {problem}")
+        with open_regular(path, MAX_BYTES) as file, open_npz(file) as arrays:
+            _check_headers(path, arrays.header("inputs"), arrays.header("labels"), description)
+            inputs, labels = arrays.read("inputs"), arrays.read("labels")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: cannot be read as a .npz file with inputs and labels: {reason}") from None
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         raise DataError(f"{path}: inputs hold NaN or infinity")
-    if inputs.ndim != 4 and (description.crop_padding or description.flip):
-        raise DataError(f"{path}: only images can be shifted or mirrored, inputs have the shape {inputs.shape}")
-    if inputs.shape[1] != len(description.mean):
-        raise DataError(
-            f"{path}: inputs have {inputs.shape[1]} channels, {DESCRIPTION} has {len(description.mean)} means"
-        )
     if len(labels) and not 0 <= labels.min() <= labels.max() < description.num_classes:
         raise DataError(
             f"{path}: labels are from {labels.min()} to {labels.max()}, not 0 to {description.num_classes - 1}"
         )
     return Split(torch.from_numpy(inputs.astype(_kept_as(inputs.dtype))), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _check_headers(path: Path, inputs: Header, labels: Header, description: Description) -> None:
+    if len(labels.shape) != 1 or len(inputs.shape) < 2 or inputs.shape[0] != labels.shape[0]:
+        raise DataError(f"{path}: inputs of shape {inputs.shape} do not fit labels of shape {labels.shape}")
+    if inputs.dtype.kind not in "uifb" or inputs.dtype.itemsize > 8 or labels.dtype.kind not in "ui":
+        problem = f"got {inputs.dtype} and {labels.dtype}"
+        raise DataError(f"{path}: inputs must be numbers of 64 bits at most and labels whole ones, {problem}")
+    if len(inputs.shape) != 4 and (description.crop_padding or description.flip):
+        raise DataError(f"{path}: only images can be shifted or mirrored, inputs have the shape {inputs.shape}")
+    if description.crop_padding > min(inputs.shape[2:], default=0):
+        problem = f"images of {inputs.shape[2:]} cannot be shifted by crop_padding = {description.crop_padding}"
+        raise DataError(f"{path}: {problem} pixels")
+    if inputs.shape[1] != len(description.mean):
+        raise DataError(
+            f"{path}: inputs have {inputs.shape[1]} channels, {DESCRIPTION} has {len(description.mean)} means"
+        )
 
 
 def _kept_as(dtype: np.dtype[Any]) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import math
 import os
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -17,8 +19,10 @@ import torch
 from exitflow.data.dataset import Dataset, Preparation, Split, split_off_validation
 from exitflow.data.own_files import DESCRIPTION, load_own
 from exitflow.errors import DataError
+from exitflow.files import read_file
 
 DATA_DIR_VARIABLE = "EXITFLOW_DATA_DIR"
+MAX_FILE = 256 * 2**20  # bytes: the largest of these data sets' files has 154 million
 VALIDATION_FRACTION = 10  # one in ten training samples: 45,000 / 5,000 of CIFAR's 50,000, as in the paper
 
 
@@ -33,7 +37,7 @@ class DataFiles:
         """The bytes of one file."""
         path = self.folder / name
         try:
-            data = path.read_bytes()
+            data = read_file(path, MAX_FILE)
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         if self.verify and md5 and (found := hashlib.md5(data).hexdigest()) != md5:
@@ -169,22 +173,28 @@ def _idx_split(files: DataFiles, part: str, md5: tuple[str, ...]) -> Split:
 def _idx_array(files: DataFiles, name: str, md5: str, *, ndim: int) -> np.ndarray:
     """Magic number 0x0000080N, N sizes of four bytes, big end first, then the bytes."""
     if (files.folder / name).is_file():
-        data = files.read(name)
+        stream: BinaryIO = io.BytesIO(files.read(name))
     else:
         name += ".gz"
-        data = _unpack(files, name, md5)
-    header = 4 + 4 * ndim
-    shape = [int.from_bytes(data[start : start + 4], "big") for start in range(4, header, 4)]
-    if data[:4] != bytes((0, 0, 8, ndim)) or len(data) != header + math.prod(shape):
-        raise DataError(f"{files.folder / name}: is not an idx file of bytes in {ndim} dimensions")
-    return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape).copy()
-
-
-def _unpack(files: DataFiles, name: str, md5: str) -> bytes:
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=io.BytesIO(files.read(name, md5))))
     try:
-        return gzip.decompress(files.read(name, md5))
+        return _read_idx(stream, ndim)
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise DataError(f"{files.folder / name}: is not a whole gzip file") from None
+    except ValueError as error:
+        raise DataError(f"{files.folder / name}: {error}") from None
+
+
+def _read_idx(stream: BinaryIO, ndim: int) -> np.ndarray:
+    """No more is unpacked than the header says, and no more than the largest of these files holds."""
+    header = stream.read(4 + 4 * ndim)
+    shape = [int.from_bytes(header[start : start + 4], "big") for start in range(4, len(header), 4)]
+    size = math.prod(shape)
+    fits = header[:4] == bytes((0, 0, 8, ndim)) and len(header) == 4 + 4 * ndim and size <= MAX_FILE
+    data = stream.read(size + 1) if fits else b""
+    if not fits or len(data) != size:
+        raise ValueError(f"is not an idx file of bytes in {ndim} dimensions")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape).copy()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from exitflow.certificates import make_authority, make_identity
-from exitflow.files import write_secret
+from exitflow.files import read_file, write_secret
 
 DAYS_VALID = 5 * 365
 
@@ -49,7 +49,7 @@ def write_node_key(folder: Path) -> str:
 
 def public_key_of(path: Path) -> str:
     """A public key file in the form of `Station.public_key`."""
-    key = serialization.load_ssh_public_key(path.read_bytes())
+    key = serialization.load_ssh_public_key(read_file(path))
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.PEM, form).hex()
 

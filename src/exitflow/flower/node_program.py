@@ -6,11 +6,10 @@ import os
 import signal
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from exitflow.config import read_toml
+from exitflow.config import parse_toml, read_toml
 from exitflow.data.sources import load_dataset
 from exitflow.errors import ConfigError, TrainingError
 from exitflow.federated.local import LocalTrainer
@@ -22,7 +21,7 @@ from exitflow.flower.worker import Worker, serve
 from exitflow.free_ports import free_ports
 from exitflow.models.specs import factories
 from exitflow.system.assembly import Assembly
-from exitflow.system.system import System, decode_system
+from exitflow.system.system import System, decode_system, load_resolved
 
 AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
 
@@ -48,7 +47,7 @@ class NodeTrainers:
             raise ConfigError(f"is no name of a run: {run!r}", key="run")
         if (run, text, num_steps) not in self._trainers:
             self._trainers.clear()  # one run at a time
-            system = decode_system(tomllib.loads(text))
+            system = decode_system(parse_toml(text))
             self._trainers[run, text, num_steps] = self._trainer(system, self._states / run / "nodes", num_steps)
         return self._trainers[run, text, num_steps]
 
@@ -71,7 +70,7 @@ class NodeTrainers:
 def run_node(folder: Path, *, data_dir: str | None, tell: Callable[[str], None]) -> None:
     """Serve the federation as the node that `folder` was written for, until told to end."""
     node = node_of(folder)
-    own = decode_system(read_toml(folder / "system.toml"))
+    own = load_resolved(folder / "system.toml")
     trainers = NodeTrainers(node, folder / "states", data_dir, factories(own.model))
     _check_data(folder, trainers)
     lifeline, end = os.pipe()

@@ -9,6 +9,7 @@ from typing import Any
 
 from exitflow.config import parse_json
 from exitflow.errors import RunError
+from exitflow.files import LARGE_FILE, read_file
 
 Record = dict[str, Any]
 
@@ -16,9 +17,11 @@ Record = dict[str, Any]
 def read_records(path: Path) -> list[Record]:
     """All whole records; a last line that a kill has cut off does not count, and no file holds none."""
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = read_file(path, LARGE_FILE).splitlines(keepends=True)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     return [_record(path, number, line) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
 
 

@@ -20,7 +20,7 @@ from exitflow.runs.losses import TrainingLosses
 from exitflow.runs.run_dir import RunDir, load_state
 from exitflow.runs.training_costs import TrainingCosts
 from exitflow.system.assembly import Assembly, dataset_of
-from exitflow.system.system import System, load_system, serving_as
+from exitflow.system.system import System, load_resolved, serving_as
 from exitflow.tensors import copy_into
 
 
@@ -38,7 +38,7 @@ class Run:
     @cached_property
     def system(self) -> System:
         """What was trained."""
-        return load_system(self.directory.spec)
+        return load_resolved(self.directory.spec)
 
     @property
     def finished(self) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 
 from exitflow.config import parse_json
 from exitflow.errors import RunError
+from exitflow.files import MEDIUM_FILE, read_file
 from exitflow.runs.records import Record, is_number, read_records
-from exitflow.system.system import System, load_system
+from exitflow.system.system import System, load_resolved
 from exitflow.theory.error_costs import ErrorTerms
 
 
@@ -29,7 +30,7 @@ class TrainingFolder:
     @cached_property
     def system(self) -> System:
         """What was trained."""
-        return load_system(self.folder / "spec.toml")
+        return load_resolved(self.folder / "spec.toml")
 
     @cached_property
     def records(self) -> list[Record]:
@@ -57,9 +58,10 @@ class TrainingFolder:
 def read_json(path: Path, *, advice: str = "") -> dict[str, Any]:
     """An object from a file; `advice` ends the sentence where there is none."""
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(read_file(path, MEDIUM_FILE))
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read: {error}{advice}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunError(f"{path}: cannot be read: {reason}{advice}") from None
     if not isinstance(value, dict):
         raise RunError(f"{path}: expected an object, got {type(value).__name__}{advice}")
     return value

@@ -7,6 +7,7 @@ load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from exitflow.errors import ConfigError
 from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.training_spec import TrainingSpec
+from exitflow.files import MEDIUM_FILE
 from exitflow.models.specs import EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
 from exitflow.system.presets import preset
 from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
@@ -97,12 +99,20 @@ def with_exits(topology: Topology, exits: Mapping[str, int]) -> Topology:
 def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:
     """From a TOML file or the name of a preset; `overrides` such as "training.rounds=5" go before what it says."""
     name = str(source)
-    is_file = name.endswith(".toml") or (Path(name).exists() and not Path(name).is_dir())
+    is_file = name.endswith(".toml") or (os.path.exists(name) and not os.path.isdir(name))
     table = read_toml(Path(name)) if is_file else preset(name)
     try:
         return decode_system(table, overrides, default_name=Path(name).stem if is_file else name)
     except ConfigError as error:
         raise error.within(source=name) from None
+
+
+def load_resolved(path: Path) -> System:
+    """From a file that `System.to_toml` has written, which may be long: it has an entry for each node."""
+    try:
+        return decode_system(read_toml(path, MEDIUM_FILE))
+    except ConfigError as error:
+        raise error.within(source=str(path)) from None
 
 
 def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, default_name: str = "system") -> System:

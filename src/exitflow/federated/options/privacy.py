@@ -24,7 +24,7 @@ from torch.nn.utils import get_total_norm
 from exitflow.errors import RunError
 from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.types import Update
-from exitflow.files import write_secret
+from exitflow.files import read_file, write_secret
 from exitflow.tensors import Tensors
 
 SECRET_BYTES = 32
@@ -97,7 +97,7 @@ def run_secret(path: Path) -> bytes:
     """The secret of a run, drawn once and kept in a file that only its owner may read."""
     if not path.is_file():
         write_secret(path, secrets.token_bytes(SECRET_BYTES))
-    secret = path.read_bytes()
+    secret = read_file(path)
     if len(secret) != SECRET_BYTES:
         raise RunError(f"{path}: is damaged, and without it a round could not be repeated with the same noise")
     return secret

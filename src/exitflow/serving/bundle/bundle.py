@@ -27,7 +27,8 @@ from exitflow.errors import BundleError, ConfigError, suggestion
 from exitflow.evaluation.blending import Blend
 from exitflow.evaluation.calibration import NodeCalibration
 from exitflow.evaluation.outputs import ExitOutputs
-from exitflow.files import write_atomically
+from exitflow.files import LARGE_FILE, MEDIUM_FILE, read_file, write_atomically
+from exitflow.npz import open_npz
 from exitflow.routing import CONFIDENCES
 from exitflow.serving.wire.codecs import CODECS
 from exitflow.topology.graph import Node, Topology
@@ -150,9 +151,12 @@ class Samples:
 
     @staticmethod
     def from_bytes(data: bytes) -> Samples:
-        """From an .npz file; nothing is unpickled."""
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            return Samples(file["inputs"], ExitOutputs(file["logits"], file["labels"]))
+        """From an .npz file, in which a BundleError names what is wrong; nothing is unpickled."""
+        try:
+            with open_npz(io.BytesIO(data)) as file:
+                return Samples(file.read("inputs"), ExitOutputs(file.read("logits"), file.read("labels")))
+        except ValueError as error:
+            raise BundleError(f"{SAMPLES} cannot be read: {error}; export the bundle again") from None
 
 
 @dataclass(frozen=True)
@@ -197,9 +201,9 @@ class Bundle:
 def load_bundle(path: str | Path, *, max_exit: int | None = None) -> Bundle:
     """Read and check; segments beyond `max_exit` are left out."""
     path = Path(path)
-    text = _read_bytes(path, MANIFEST)
+    text = _read_bytes(path, MANIFEST, MEDIUM_FILE)
     manifest = _decode_manifest(path / MANIFEST, text)
-    topology = _decode_topology(path / SYSTEM, _read(path, SYSTEM, manifest.files.get(SYSTEM, "")))
+    topology = _decode_topology(path / SYSTEM, _read(path, SYSTEM, manifest.files.get(SYSTEM, ""), MEDIUM_FILE))
     for node in topology.nodes:
         if node.name not in manifest.nodes or node.exit > len(manifest.segments):
             raise BundleError(f"{path / MANIFEST}: has no threshold or no segment for node {node.name!r}")
@@ -251,16 +255,16 @@ def _decode_topology(path: Path, text: bytes) -> Topology:
         raise BundleError(f"{path}: {error}") from None
 
 
-def _read(path: Path, file: str, expected: str) -> bytes:
-    data = _read_bytes(path, file)
+def _read(path: Path, file: str, expected: str, limit: int = LARGE_FILE) -> bytes:
+    data = _read_bytes(path, file, limit)
     if (found := sha256(data)) != expected:
         raise BundleError(f"{path / file}: has SHA-256 {found[:12]}..., the manifest says {expected[:12] or 'nothing'}")
     return data
 
 
-def _read_bytes(path: Path, file: str) -> bytes:
+def _read_bytes(path: Path, file: str, limit: int = LARGE_FILE) -> bytes:
     try:
-        return (path / file).read_bytes()
+        return read_file(path / file, limit)
     except FileNotFoundError:
         whose = "no such file" if (path / MANIFEST).is_file() else "is not a bundle; make one with: exitflow export"
         raise BundleError(f"{path / file if (path / MANIFEST).is_file() else path}: {whose}") from None

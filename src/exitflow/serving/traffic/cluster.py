@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from exitflow.errors import ServingError
-from exitflow.files import write_atomically
+from exitflow.files import read_file, write_atomically
 from exitflow.free_ports import HOST, free_ports
 from exitflow.serving.bundle.bundle import Bundle
 
@@ -157,7 +157,7 @@ def running_tree(bundle: Path) -> dict[str, Place] | None:
     try:
         if not _is_private(path.parent):
             return None  # who knows where it would send the token
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_file(path))
         os.kill(found["pid"], 0)
         return {name: Place(**place) for name, place in found["places"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

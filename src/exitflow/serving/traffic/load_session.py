@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exitflow.config import decode_list
+from exitflow.config import decode_list, parse_toml
 from exitflow.errors import ConfigError, ServingError
 from exitflow.serving.bundle.bundle import MANIFEST, Bundle, Samples, load_bundle
 from exitflow.serving.node.node_settings import check_links, serving_spec
@@ -130,7 +129,7 @@ def _of_addresses(
     first = options.targets[:1]
     (system,) = asyncio.run(ask_each(first, security, NodeClient.system))
     (samples,) = asyncio.run(ask_each(first, security, NodeClient.samples))
-    topology = Topology(tuple(decode_list(Node, tomllib.loads(system.decode())["nodes"], "nodes")))
+    topology = Topology(tuple(decode_list(Node, parse_toml(system.decode())["nodes"], "nodes")))
     addresses = {status["node"]: address for status, address in zip(statuses, options.targets, strict=True)}
     return addresses, topology, Samples.from_bytes(samples), statuses[0]
 

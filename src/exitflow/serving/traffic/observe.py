@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tomli_w
 
+from exitflow.config import parse_toml
 from exitflow.errors import ServingError
 from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.wire.security import Security
@@ -42,7 +42,7 @@ async def observe(addresses: Sequence[str], security: Security, *, window: float
         raise ServingError("the nodes serve different bundles: roll out one of them first")
     rates = {after["node"]: _rates(before, after) for before, after in zip(first, last, strict=True)}
     (text,) = await ask_each(addresses[:1], security, NodeClient.system)
-    system = tomllib.loads(text.decode())
+    system = parse_toml(text.decode())
     for node in system["nodes"]:
         if node["name"] in rates:
             node["arrival_rate"] = round(rates[node["name"]]["arrived"], 6)

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from exitflow.errors import ConfigError
+from exitflow.files import read_file
 from exitflow.serving.wire.certificate_files import CA, CERTIFICATE, KEY
 
 
@@ -88,6 +89,6 @@ class Security:
     def _read(self, name: str) -> bytes:
         path = Path(self.certs or "") / name
         try:
-            return path.read_bytes()
+            return read_file(path)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}", key="--certs") from None
