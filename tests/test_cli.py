@@ -56,6 +56,41 @@ def test_plan_refuses_a_run_with_other_exits_and_a_price_without_a_run(run, tmp_
     assert "add --run" in call("plan", "paper-7:5-15-80", "--price", "0.1", code=2).stderr
 
 
+TIMED = """
+[[tiers]]
+name = "d"
+count = 2
+exit = 1
+arrival_rate = 10.0
+max_transfer_rate = 4.0
+service_ms = 20.0
+round_trip_ms = 30.0
+price = 50.0
+[[tiers]]
+name = "c"
+count = 1
+exit = 2
+service_ms = 10.0
+"""
+
+
+def test_plan_of_a_system_with_times_prints_latencies_the_bottleneck_and_the_cost(tmp_path):
+    path = tmp_path / "timed.toml"
+    path.write_text(TIMED)
+    output = call("plan", path).stdout
+    assert "The bottleneck is node d-0, busy 20.0 % of the time." in output
+    assert "A million requests cost 20.00." in output  # 8 of 20 go up, at 50 a million
+    assert max(map(len, output.splitlines())) <= 80
+    found = json.loads(call("plan", path, "--json").stdout)["time"]
+    assert found["exit_latency_ms"][1]["p50"] > 20 + 30 + 10
+
+
+def test_plan_refuses_a_queue_that_grows_without_end(tmp_path):
+    path = tmp_path / "timed.toml"
+    path.write_text(TIMED.replace("service_ms = 20.0", "service_ms = 120.0"))
+    assert "node d-0 would have to work 120.0 % of the time" in call("plan", path, code=2).stderr
+
+
 def test_plan_prints_a_table():
     output = call("plan", "paper-7:80-15-5").stdout
     assert "device-0" in output

@@ -17,12 +17,14 @@ from exitflow.cli.options import (
     workers_option,
 )
 from exitflow.config import require
-from exitflow.report.terminal import percent, print_table, rate
+from exitflow.report.terminal import amount, milliseconds, percent, print_table, rate
 
 if TYPE_CHECKING:
     from exitflow.planning.measured import MeasuredPlan
+    from exitflow.planning.timing import Timing
     from exitflow.runs.explanation import Explanation
     from exitflow.system.system import System
+    from exitflow.topology.graph import Topology
     from exitflow.topology.rates import ServingPlan
 
 
@@ -57,22 +59,25 @@ def plan(
     from exitflow.topology.rates import serving_plan
 
     loaded = load_system(system, overrides)
+    found = None
+    topology = loaded.topology
     if run is None:
         require(price == 0, "--price", "is for plans from measured answers: add --run RUN")
-        rates = serving_plan(loaded.topology)
-        if as_json:
-            print_json({"name": loaded.name, **rates.to_json()})
-            return
-        _print_plan(loaded.name, rates)
-        return
-    found = _measured(loaded, run, price, data_dir)
-    rates = serving_plan(found.topology)
+    else:
+        found = _measured(loaded, run, price, data_dir)
+        topology = found.topology
+    rates = serving_plan(topology)
+    timed = _timed(topology, rates)
     if as_json:
-        print_json({"name": loaded.name, **rates.to_json(), "measured": found.to_json()})
+        measured = {"measured": found.to_json()} if found else {}
+        print_json({"name": loaded.name, **rates.to_json(), **measured, **({"time": timed.to_json()} if timed else {})})
         return
     _print_plan(loaded.name, rates)
-    click.echo(f"On the validation data of {run} {percent(found.accuracy)} % are answered right,")
-    click.echo(f"and {percent(found.p2_accuracy)} % where every node sends up all that its links allow.")
+    if timed:
+        _print_timing(timed)
+    if found:
+        click.echo(f"On the validation data of {run} {percent(found.accuracy)} % are answered right,")
+        click.echo(f"and {percent(found.p2_accuracy)} % where every node sends up all that its links allow.")
 
 
 def _measured(system: System, run: str, price: float, data_dir: str | None) -> MeasuredPlan:
@@ -85,6 +90,40 @@ def _measured(system: System, run: str, price: float, data_dir: str | None) -> M
     there, needed = opened.system.topology.num_exits, system.topology.num_exits
     require(there == needed, "--run", f"the system has {needed} exits, the run {run} was trained with {there}")
     return measured_plan(opened.validation_outputs(dataset_for(opened, data_dir)), system.topology, price=price)
+
+
+def _timed(topology: Topology, rates: ServingPlan) -> Timing | None:
+    """What the plan means in time, bytes and money, where the system says anything of these."""
+    from exitflow.planning.timing import is_timed, timing
+
+    if not is_timed(topology):
+        return None
+    found = timing(topology, rates)
+    where, busy = found.bottleneck
+    problem = f"{where} would have to work {percent(busy)} % of the time, so its queue grows without end"
+    require(found.latency is not None, "plan", f"{problem}; give it less, or more of what it lacks")
+    return found
+
+
+def _print_timing(found: Timing) -> None:
+    rows = [
+        [name, *(milliseconds(value) for value in ((each.p50, each.p90, each.p99) if each else (None,) * 3))]
+        for name, each in [
+            *((f"exit {exit}", each) for exit, each in enumerate(found.exit_latency, start=1)),
+            ("all requests", found.latency),
+        ]
+    ]
+    print_table("Until an answer is back: milliseconds", ["", "p50", "p90", "p99"], rows)
+    busy = [[name, percent(value), "-"] for name, value in found.utilisation.items()]
+    busy += [
+        [f"{child} -> {parent}", percent(use.utilisation), amount(use.bytes_per_second)]
+        for (child, parent), use in found.links.items()
+    ]
+    print_table("How busy nodes and links are", ["", "busy %", "bytes/s"], busy)
+    where, share = found.bottleneck
+    click.echo(f"The bottleneck is {where}, busy {percent(share)} % of the time.")
+    if found.cost_per_million:
+        click.echo(f"A million requests cost {found.cost_per_million:,.2f}.")
 
 
 def _print_plan(name: str, rates: ServingPlan) -> None:

@@ -1,7 +1,7 @@
 """Nodes that cannot be told apart, so that a tier of ten thousand devices is planned as one.
 
-Two nodes are of one class if they have the same exit and arrivals, if their links have the same limits and lead to the
-same classes, and if equally many links of each class come in. To treat a class alike loses nothing: the mean of the
+Two nodes are of one class if they differ in nothing but their names, if their links do so and lead to the same classes,
+and if equally many links of each class come in. To treat a class alike loses nothing: the mean of the
 best plan over the nodes of each class keeps every limit, and is worth as much.
 """
 
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from exitflow.topology.graph import Link, Node, Topology
-
-LinkKind = tuple[str, float | None]  # class of the parent, limit
 
 
 @dataclass(frozen=True)
@@ -34,31 +32,36 @@ class NodeClasses:
         """One node of each class, children first."""
         return tuple(node for node in self.topology.children_first if self.class_of[node.name] == node.name)
 
-    def kind(self, link: Link) -> LinkKind:
-        """What makes two links of one node, or of one class, interchangeable."""
-        return self.class_of[link.name], link.max_transfer_rate
+    def kinds(self, node: Node) -> Mapping[Link, int]:
+        """The links of a node, each led to its parent's class; those that are then equal are interchangeable."""
+        return Counter(map(self.kind, node.parents))
+
+    def kind(self, link: Link) -> Link:
+        """The link to the class instead of the node."""
+        return replace(link, name=self.class_of[link.name])
 
     @cached_property
-    def incoming(self) -> Mapping[str, Mapping[tuple[str, LinkKind], int]]:
-        """How many links of each (child class, kind) come into each representative."""
-        found: dict[str, Counter[tuple[str, LinkKind]]] = {node.name: Counter() for node in self.representatives}
+    def incoming(self) -> Mapping[tuple[str, Link], int]:
+        """How many links of each (child class, kind) come into each node of the class that the kind leads to."""
+        found: Counter[tuple[str, Link]] = Counter()
         for node in self.topology.nodes:
             for link in node.parents:
-                if link.name in found:
-                    found[link.name][self.class_of[node.name], self.kind(link)] += 1
+                if self.class_of[link.name] == link.name:
+                    found[self.class_of[node.name], link] += 1
         return found
 
 
 def node_classes(topology: Topology) -> NodeClasses:
     """The fewest classes that no link contradicts, by refining colours until they no longer split."""
-    colours = _numbered({node.name: (node.exit, node.arrival_rate) for node in topology.nodes})
+    nodes = _numbered({node.name: replace(node, name="node", parents=()) for node in topology.nodes})
+    links = [(node.name, link.name, replace(link, name="link")) for node in topology.nodes for link in node.parents]
+    colours = nodes
     while True:
-        incoming: dict[str, Counter[Hashable]] = {node.name: Counter() for node in topology.nodes}
-        outgoing: dict[str, Counter[Hashable]] = {node.name: Counter() for node in topology.nodes}
-        for node in topology.nodes:
-            for link in node.parents:
-                incoming[link.name][colours[node.name], link.max_transfer_rate] += 1
-                outgoing[node.name][colours[link.name], link.max_transfer_rate] += 1
+        incoming: dict[str, Counter[Hashable]] = {name: Counter() for name in nodes}
+        outgoing: dict[str, Counter[Hashable]] = {name: Counter() for name in nodes}
+        for child, parent, link in links:
+            incoming[parent][colours[child], link] += 1
+            outgoing[child][colours[parent], link] += 1
         refined = _numbered(
             {
                 name: (colour, frozenset(incoming[name].items()), frozenset(outgoing[name].items()))
@@ -69,9 +72,8 @@ def node_classes(topology: Topology) -> NodeClasses:
             break
         colours = refined
     first: dict[int, str] = {}
-    return NodeClasses(
-        topology, {node.name: first.setdefault(colours[node.name], node.name) for node in topology.nodes}
-    )
+    class_of = {name: first.setdefault(colour, name) for name, colour in colours.items()}
+    return NodeClasses(topology, class_of)
 
 
 def _numbered(descriptions: Mapping[str, Hashable]) -> dict[str, int]:

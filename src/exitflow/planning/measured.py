@@ -21,7 +21,6 @@ follows it with nothing added.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,9 +33,9 @@ from scipy.optimize import isotonic_regression, linprog
 from exitflow.errors import ExitflowError
 from exitflow.evaluation.accuracy import follow_samples
 from exitflow.evaluation.outputs import ExitOutputs
-from exitflow.planning.classes import LinkKind, NodeClasses, node_classes
+from exitflow.planning.classes import NodeClasses, node_classes
 from exitflow.routing import confidence, surest_first
-from exitflow.topology.graph import Topology
+from exitflow.topology.graph import Link, Topology
 from exitflow.topology.rates import serving_plan
 
 FloatArray = npt.NDArray[np.float64]
@@ -177,16 +176,16 @@ def _solve(classes: NodeClasses, flow: _Flow, current: _Followed) -> dict[LinkKe
             send = columns.send(node.name, kind)
             worth[send] = classes.size[node.name] * number * (TIE - flow.price)
             balance[cells, np.arange(send.start, send.stop)] = float(number)
-            parent = classes.topology.by_name[kind[0]]
+            parent = classes.topology.by_name[kind.name]
             spread = flow.spread(node.exit, parent.exit, received)
-            into = classes.incoming[parent.name][node.name, kind]
+            into = classes.incoming[node.name, kind]
             first = classes.representatives.index(parent) * NUM_CELLS
             balance[first : first + NUM_CELLS, send] = -into * spread.T
-            if kind[1] is not None:
+            if kind.max_transfer_rate is not None:
                 row_of = np.zeros(columns.size)
                 row_of[send] = 1.0
                 capacity.append(row_of)
-                limits.append(kind[1])
+                limits.append(kind.max_transfer_rate)
     found = linprog(
         -worth,
         A_ub=sparse.csr_array(np.array(capacity)) if capacity else None,
@@ -204,8 +203,8 @@ class _Columns:
 
     def __init__(self, classes: NodeClasses) -> None:
         self.classes = classes
-        self.kinds = {node.name: Counter(map(classes.kind, node.parents)) for node in classes.representatives}
-        self.start: dict[tuple[str, LinkKind | None], int] = {}
+        self.kinds = {node.name: classes.kinds(node) for node in classes.representatives}
+        self.start: dict[tuple[str, Link | None], int] = {}
         self.size = 0
         for name, kinds in self.kinds.items():
             for kind in (None, *kinds):
@@ -216,7 +215,7 @@ class _Columns:
         """The columns of what a class serves."""
         return self.send(name, None)
 
-    def send(self, name: str, kind: LinkKind | None) -> slice:
+    def send(self, name: str, kind: Link | None) -> slice:
         """The columns of what each node of a class sends over each link of a kind."""
         start = self.start[name, kind]
         return slice(start, start + NUM_CELLS)

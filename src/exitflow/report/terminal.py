@@ -58,6 +58,11 @@ def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.1f}"
 
 
+def milliseconds(value: float | None) -> str:
+    """With as many decimals as help; a dash where there is nothing."""
+    return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
 def spread(mean: float, std: float | None) -> str:
     """Percentages as 83.1 ± 0.4."""
     return percent(mean) if std is None else f"{percent(mean)} ± {percent(std)}"

@@ -18,6 +18,11 @@ from exitflow.errors import ConfigError, suggestion
 
 MAX_COUNT = 1_000_000  # nodes of a tier: a slip of the finger must not fill the memory ...
 MAX_EXIT = 1_000  # ... and no network has so many exits
+MAX_CORES = 100_000
+MAX_MILLISECONDS = 1e8  # a day, about
+MAX_PRICE = 1e12
+MAX_BYTES = 2**40
+MIN_BANDWIDTH, MAX_BANDWIDTH = 1e-6, 1e9  # a bit a second to a petabit
 
 
 def require_name(name: str) -> None:
@@ -33,9 +38,13 @@ class Link:
 
     name: str  # the parent's name
     max_transfer_rate: float | None = None  # mu^max, requests/s; None: no limit
+    round_trip_ms: float | None = None  # for a request up and its answer down; None: no time
+    bandwidth_mbps: float | None = None  # megabits/s, up; None: no limit
+    request_bytes: int | None = None  # that a request takes on this link; needed where the bandwidth is limited
+    price: float | None = None  # for a million requests, in a currency of the user's; None: free
 
     def __post_init__(self) -> None:
-        require_rate(self.max_transfer_rate, "max_transfer_rate")
+        _require_link(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +55,11 @@ class Node:
     exit: int  # E_i, counted from 1
     arrival_rate: float = 0.0  # lambda^a_i, requests/s
     parents: tuple[Link, ...] = ()
+    service_ms: float | None = None  # that one of its cores works on a request; None: no time
+    cores: int | None = None  # that work at once; None: one
 
     def __post_init__(self) -> None:
-        require_name(self.name)
-        require(1 <= self.exit <= MAX_EXIT, "exit", f"exits count from 1, up to {MAX_EXIT:,}, got {self.exit}")
-        require_rate(self.arrival_rate, "arrival_rate")
+        _require_node(self)
         names = [link.name for link in self.parents]
         require(len(set(names)) == len(names), "parents", f"node {self.name!r} names a parent twice: {names}")
 
@@ -64,13 +73,44 @@ class Tier:
     exit: int
     arrival_rate: float = 0.0  # requests/s arriving at each of them
     max_transfer_rate: float | None = None  # requests/s each may send up; None: no limit
+    round_trip_ms: float | None = None  # of the link that each has upwards, as those below; see Link
+    bandwidth_mbps: float | None = None
+    request_bytes: int | None = None
+    price: float | None = None
+    service_ms: float | None = None  # of each of them, as cores; see Node
+    cores: int | None = None
 
     def __post_init__(self) -> None:
-        require_name(self.name)
-        require(1 <= self.exit <= MAX_EXIT, "exit", f"exits count from 1, up to {MAX_EXIT:,}, got {self.exit}")
         require(1 <= self.count <= MAX_COUNT, "count", f"must be from 1 to {MAX_COUNT:,}, got {self.count}")
-        require_rate(self.arrival_rate, "arrival_rate")
-        require_rate(self.max_transfer_rate, "max_transfer_rate")
+        _require_node(self)
+        _require_link(self)
+
+
+def _require_node(spec: Node | Tier) -> None:
+    require_name(spec.name)
+    require(1 <= spec.exit <= MAX_EXIT, "exit", f"exits count from 1, up to {MAX_EXIT:,}, got {spec.exit}")
+    require_rate(spec.arrival_rate, "arrival_rate")
+    _require_amount(spec.service_ms, "service_ms", "milliseconds", MAX_MILLISECONDS)
+    cores = spec.cores
+    require(cores is None or 1 <= cores <= MAX_CORES, "cores", f"must be from 1 to {MAX_CORES:,}, got {cores}")
+
+
+def _require_link(spec: Link | Tier) -> None:
+    require_rate(spec.max_transfer_rate, "max_transfer_rate")
+    _require_amount(spec.round_trip_ms, "round_trip_ms", "milliseconds", MAX_MILLISECONDS)
+    _require_amount(spec.price, "price", "what a million requests cost", MAX_PRICE)
+    band = spec.bandwidth_mbps
+    valid = band is None or MIN_BANDWIDTH <= band <= MAX_BANDWIDTH
+    problem = f"must be from {MIN_BANDWIDTH:g} to {MAX_BANDWIDTH:g} megabits/s, got {band}"
+    require(valid, "bandwidth_mbps", problem)
+    size = spec.request_bytes
+    require(size is None or 1 <= size <= MAX_BYTES, "request_bytes", f"must be from 1 to {MAX_BYTES:,}, got {size}")
+    problem = "is missing: how long a request takes on a link of limited bandwidth follows from its bytes"
+    require(band is None or size is not None, "request_bytes", problem)
+
+
+def _require_amount(value: float | None, key: str, what: str, most: float) -> None:
+    require(value is None or 0 <= value <= most, key, f"must be {what}, from 0 to {most:g}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -115,10 +155,15 @@ def expand_tiers(tiers: Iterable[Tier]) -> tuple[Node, ...]:
     for tier, above in pairwise([*tiers, None]):
         assert tier is not None
         for index in range(tier.count):
-            link = above and Link(f"{above.name}-{index * above.count // tier.count}", tier.max_transfer_rate)
-            parents = (link,) if link else ()
-            nodes.append(Node(f"{tier.name}-{index}", tier.exit, tier.arrival_rate, parents))
+            parents = (_link(tier, f"{above.name}-{index * above.count // tier.count}"),) if above else ()
+            name = f"{tier.name}-{index}"
+            nodes.append(Node(name, tier.exit, tier.arrival_rate, parents, tier.service_ms, tier.cores))
     return tuple(nodes)
+
+
+def _link(tier: Tier, parent: str) -> Link:
+    time_and_bytes = (tier.round_trip_ms, tier.bandwidth_mbps, tier.request_bytes)
+    return Link(parent, tier.max_transfer_rate, *time_and_bytes, tier.price)
 
 
 def _first_twice(names: Iterable[str]) -> str:

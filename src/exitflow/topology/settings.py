@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from exitflow.errors import ConfigError
-from exitflow.topology.graph import Link, Node, Topology
+from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import link_shares, node_rates
 
 PAPER_SETTINGS = ("80-15-5", "60-30-10", "45-35-20", "33-33-33", "20-35-45", "10-30-60", "5-15-80")
@@ -65,4 +65,4 @@ def _limit_transfer(node: Node, rate: float) -> Node:
     if node.parents and not any(shares):  # all limits were 0
         shares = [1 / len(node.parents)] * len(node.parents)
     links = zip(node.parents, shares, strict=True)
-    return replace(node, parents=tuple(Link(link.name, rate * share) for link, share in links))
+    return replace(node, parents=tuple(replace(link, max_transfer_rate=rate * share) for link, share in links))
