@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.runs.backends import open_backend
 from exitflow.system.assembly import Assembly, dataset_of

@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from exitflow.federated.aggregation import aggregate
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
 from exitflow.federated.places.serial import SerialBackend
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.weighting import ExitProfile
@@ -129,7 +130,7 @@ def test_all_exits_at_once_is_one_step_down_the_gradient_of_the_weighted_loss(ma
         trainer.train(start, replace(task, probability=participation))
         for task in make_plan(model, probabilities / participation, spec, weights).tasks(1, np.array(weights))
     ]
-    rule = plan.aggregation(np.array(weights))
+    rule = plan.rule(np.array(weights))
     found = algorithm1.flat({name: torch.zeros_like(value) for name, value in start.params.items()})
     for present in itertools.product((False, True), repeat=3):
         chance = np.prod([participation if here else 1 - participation for here in present])

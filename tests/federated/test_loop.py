@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from exitflow.errors import TrainingError
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
+from exitflow.federated.options.around import Options
 from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.places.serial import SerialBackend
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import Missing
 from exitflow.federated.weighting import ExitProfile
@@ -92,10 +94,21 @@ def test_a_node_that_is_lost_alone_stops_nobody_and_two_in_a_row_do():
 
     backend.run = lose
     fields = {field: getattr(plan, field) for field in ("nodes", "profile", "weighting", "coverage")}
-    spec, federation = replace(plan.spec, rounds=4), FederationSpec(on_missing="skip")
+    spec, skip = replace(plan.spec, rounds=4), Options(FederationSpec(on_missing="skip"))
     with pytest.raises(TrainingError, match=r"round 4: no update can be used .*node 'bad'"):
-        list(run_rounds(OneByOne(**fields, spec=spec, federation=federation), state, backend))
+        list(run_rounds(OneByOne(**fields, spec=spec), state, backend, skip))
     assert asked == [1, 2, 3, 4]
+
+
+def test_whoever_watches_is_told_of_every_answer_also_of_updates_that_do_not_count():
+    plan, backend, state = plan_and_backend(split_with(0.0))
+    run, told = backend.run, []
+    backend.run = lambda state, tasks: (
+        Missing(update.task, "gone") if update.task.node == "bad" else update for update in run(state, tasks)
+    )
+    options = Options(FederationSpec(on_missing="skip"), progress=lambda *counts: told.append(counts))
+    list(run_rounds(plan, state, backend, options))
+    assert told == [(1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 2)]
 
 
 def test_a_global_model_that_overflows_stops_the_run():

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from exitflow.errors import ConfigError
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
 from exitflow.federated.objectives import make_objective
 from exitflow.federated.places.serial import SerialBackend
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.sampling import step_exits
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import Task

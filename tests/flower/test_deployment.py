@@ -19,8 +19,9 @@ import torch
 
 from exitflow.data.sources import load_dataset
 from exitflow.federated.local import NodeData
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
 from exitflow.federated.places.serial import SerialBackend
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.flower.keys import write_node_key
 from exitflow.free_ports import free_ports

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
+from exitflow.federated.options.around import Options
 from exitflow.federated.options.federation_spec import FederationSpec
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.types import Missing, Update
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.flower.backend import FlowerBackend
@@ -105,11 +107,12 @@ class Stage:
             WEIGHTINGS["serving-rate"],
             self.assembly.model.coverage,
             spec,
-            FederationSpec(on_missing=rule),
         )
         state = dataclasses.replace(self.state, round=round - 1)
-        ((found, report),) = run_rounds(plan, state, self.backend)
-        ((expected, expected_report),) = run_rounds(plan, state, WithoutSome(self.serial, absent))
+        ((found, report),) = run_rounds(plan, state, self.backend, Options(FederationSpec(on_missing=rule)))
+        ((expected, expected_report),) = run_rounds(
+            plan, state, WithoutSome(self.serial, absent), Options(FederationSpec(on_missing=rule))
+        )
         assert set(report.missing) == absent
         assert all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
         assert not all(torch.equal(state.tensors[name], tensor) for name, tensor in expected.tensors.items())

@@ -11,8 +11,9 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
 from exitflow.federated.places.serial import SerialBackend
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.nested import Coverage, NestedModel

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from exitflow.federated.loop import NOT_FINITE, RoundReport
+from exitflow.federated.round_report import NOT_FINITE, RoundReport
 
 SHOWN = 5  # nodes that a summary names
 

@@ -19,11 +19,13 @@ from exitflow.errors import RunError, TrainingError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
-from exitflow.federated.link_bytes import forward_multiply_adds, link_bytes
-from exitflow.federated.loop import RoundReport, TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
 from exitflow.federated.measuring import GradientTable, measure_gradients
+from exitflow.federated.options.around import Options
 from exitflow.federated.options.faults import Attendance
 from exitflow.federated.options.privacy import Privacy, PrivacyLoss, run_secret
+from exitflow.federated.plan import TrainingPlan
+from exitflow.federated.round_report import RoundReport
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.types import Backend, ServerState, Status
 from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, ExitProfile
@@ -32,6 +34,7 @@ from exitflow.models.specs import SeparateNetworks
 from exitflow.runs.backends import Place, check_backend, one_thread, open_backend
 from exitflow.runs.losses import LossWatch
 from exitflow.runs.records import Record
+from exitflow.runs.round_costs import forward_multiply_adds, link_bytes
 from exitflow.runs.run_dir import RunDir, save_state
 from exitflow.runs.runs import Run, check_fit, with_weights
 from exitflow.system.assembly import Assembly, dataset_of
@@ -205,7 +208,8 @@ class Training:
         if observer:
             observer(state.round)
         attendance, watch = Attendance.of(self._run_dir.records()), LossWatch()
-        for state, report in run_rounds(plan, state, backend, progress, attendance):
+        options = Options(self._assembly.system.federation, self._privacy(), attendance, progress)
+        for state, report in run_rounds(plan, state, backend, options):
             watch.see(report)
             self._run_dir.append(self._record(state, report))
             self._run_dir.save_checkpoint(state)
@@ -214,8 +218,7 @@ class Training:
     def _plan(self, backend: Backend) -> TrainingPlan:
         assembly = self._assembly
         nodes = [node.name for node in assembly.system.topology.nodes]
-        profile, federation = self._profile(nodes, backend), assembly.system.federation
-        return TrainingPlan(nodes, profile, self._weighting, self._coverage, self._spec, federation, self._privacy())
+        return TrainingPlan(nodes, self._profile(nodes, backend), self._weighting, self._coverage, self._spec)
 
     def _privacy(self) -> Privacy | None:
         federation = self._assembly.system.federation

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from exitflow.errors import TrainingError
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
+from exitflow.federated.options.around import Options
 from exitflow.federated.options.faults import Attendance
 from exitflow.federated.options.federation_spec import FederationSpec
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import Missing, ServerState, Update
 from exitflow.federated.weighting import ExitProfile
@@ -47,7 +49,7 @@ class Unreliable:
                 yield Missing(task, "no answer within 5 s", wire_bytes=(100, 0))
 
 
-def plan(rule, rounds, probabilities=((1.0, 0.0), (1.0, 0.0), (0.3, 0.7))):
+def plan(rounds, probabilities=((1.0, 0.0), (1.0, 0.0), (0.3, 0.7))):
     profile = ExitProfile(
         serve_share=np.array([0.75, 0.25]),
         multiply_adds=np.ones(2),
@@ -56,8 +58,11 @@ def plan(rule, rounds, probabilities=((1.0, 0.0), (1.0, 0.0), (0.3, 0.7))):
         num_rounds=rounds,
     )
     spec = TrainingSpec(rounds=rounds, server_step="paper", local_exits="one")
-    federation = FederationSpec(on_missing=rule)
-    return TrainingPlan(NODES, profile, lambda profile, round: profile.serve_share, COVERAGE, spec, federation)
+    return TrainingPlan(NODES, profile, lambda profile, round: profile.serve_share, COVERAGE, spec)
+
+
+def train(rule, plan, backend):
+    return run_rounds(plan, zero_state(), backend, Options(FederationSpec(on_missing=rule)))
 
 
 def zero_state():
@@ -67,7 +72,7 @@ def zero_state():
 def full_step():
     """By the oracle: the mean over the draws of `deep`, with everybody answering."""
     total = {name: torch.zeros_like(value) for name, value in zero_state().params.items()}
-    chosen = plan("skip", 1)
+    chosen = plan(1)
     for exit, chance in ((1, 0.3), (2, 0.7)):
         tasks = [
             task_of(1, "never-fails", 1, 1.0, 0),
@@ -83,7 +88,7 @@ def full_step():
 
 def mean_step(rule, rounds=4000):
     state = zero_state()
-    for state, report in run_rounds(plan(rule, rounds), state, Unreliable()):
+    for state, report in train(rule, plan(rounds), Unreliable()):
         pass
     return {name: value / rounds for name, value in state.params.items()}
 
@@ -103,18 +108,18 @@ def test_skipped_sums_are_short_by_what_is_missing():
 def test_the_lost_weight_of_each_exit_is_reported():
     only_deep_fails = {"never-fails": 1.0, "often-fails": 1.0, "deep": 0.0}
     certain = ((1.0, 0.0), (1.0, 0.0), (0.0, 1.0))
-    ((_, report),) = run_rounds(plan("skip", 1, certain), zero_state(), Unreliable(only_deep_fails))
+    ((_, report),) = train("skip", plan(1, certain), Unreliable(only_deep_fails))
     assert report.missing == {"deep": "no answer within 5 s"}
     assert report.lost_weight.tolist() == [0.0, 1.0]
     assert report.wire_bytes == {"deep": (100, 0)}
     one_of_two = {"never-fails": 1.0, "often-fails": 0.0, "deep": 1.0}
-    ((_, report),) = run_rounds(plan("skip", 1, certain), zero_state(), Unreliable(one_of_two))
+    ((_, report),) = train("skip", plan(1, certain), Unreliable(one_of_two))
     assert report.lost_weight.tolist() == [0.5, 0.0]
     in_half_of_the_rounds = ((0.5, 0.0), (1.0, 0.0), (0.0, 1.0))
-    chosen = plan("skip", 8, in_half_of_the_rounds)
+    chosen = plan(8, in_half_of_the_rounds)
     lost = [
         report.lost_weight[0]
-        for _, report in run_rounds(chosen, zero_state(), Unreliable(one_of_two))
+        for _, report in train("skip", chosen, Unreliable(one_of_two))
         if any(task.node == "never-fails" for task in report.tasks)
     ]
     assert lost == [pytest.approx(1 / 3)] * len(lost)  # who trains in half of the rounds counts twice
@@ -123,7 +128,7 @@ def test_the_lost_weight_of_each_exit_is_reported():
 
 def test_nothing_is_lost_where_all_arrive():
     everybody = dict.fromkeys(NODES, 1.0)
-    ((_, report),) = run_rounds(plan("skip", 1), zero_state(), Unreliable(everybody))
+    ((_, report),) = train("skip", plan(1), Unreliable(everybody))
     assert report.lost_weight is None
     assert not report.missing
 
@@ -132,7 +137,7 @@ def test_strict_stops_and_names_the_node():
     with pytest.raises(
         TrainingError, match=r"round 1: the update of node 'often-fails' is missing: no answer within 5 s"
     ):
-        list(run_rounds(plan("strict", 1), zero_state(), Unreliable({**dict.fromkeys(NODES, 1.0), "often-fails": 0.0})))
+        list(train("strict", plan(1), Unreliable({**dict.fromkeys(NODES, 1.0), "often-fails": 0.0})))
 
 
 def test_arrival_is_estimated_from_earlier_rounds_only():
@@ -168,13 +173,12 @@ def test_a_node_that_lost_its_momentum_is_named():
                     state_round=kept or None,
                 )
 
-    chosen = plan("skip", 3, ((1.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
+    chosen = plan(3, ((1.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
     chosen = TrainingPlan(
         *(getattr(chosen, name) for name in ("nodes", "profile", "weighting", "coverage")),
         TrainingSpec(rounds=3, momentum_between_rounds="keep", local_exits="one"),
-        chosen.federation,
     )
-    lost = [report.state_lost for _, report in run_rounds(chosen, zero_state(), Forgetful())]
+    lost = [report.state_lost for _, report in train("skip", chosen, Forgetful())]
     assert lost == [[], ["deep"], ["deep"]]
 
 

@@ -174,31 +174,29 @@ def test_the_loss_counts_the_rounds_in_which_a_node_was_asked(local_exits, tmp_p
 def test_one_node_moves_the_private_sum_by_no_more_than_the_bound(drawn, tmp_path):
     """Sensitivity, as the accountant assumes it: with and without a node, before the noise."""
     from exitflow.federated.aggregation import aggregate
-    from exitflow.federated.loop import TrainingPlan, private
-    from exitflow.federated.options.faults import Attendance
+    from exitflow.federated.options.privacy import largest_weight
     from exitflow.federated.places.serial import SerialBackend
+    from exitflow.federated.plan import TrainingPlan
     from exitflow.federated.weighting import WEIGHTINGS
     from exitflow.system.assembly import Assembly
 
     system = tiny_system("training.learning_rate=5.0", "training.server_step=paper", f"training.{drawn}")
     assembly = Assembly(system, image_dataset(96))
     privacy = Privacy(0.1, 0.0, secret=b"1")
-    nodes = list(assembly.samples)
-    plan = TrainingPlan(
-        nodes, assembly.profile, WEIGHTINGS["equal-weight"], assembly.model.coverage, system.training, privacy=privacy
-    )
+    weighting, coverage = WEIGHTINGS["equal-weight"], assembly.model.coverage
+    plan = TrainingPlan(list(assembly.samples), assembly.profile, weighting, coverage, system.training)
     state = assembly.initial_state()
     backend = SerialBackend(assembly.trainer(tmp_path / "nodes"))
     weights = plan.weighting(plan.profile, 1)
-    bound = plan.largest_weight(weights, Attendance()) * privacy.clip_norm
+    bound = largest_weight(plan, weights) * privacy.clip_norm
     moved = []
 
     def look(sums):
         moved.append(float(torch.cat([value.flatten() for value in sums.values()]).norm()))
 
-    rule = replace(plan.aggregation(weights), noise=look)
+    rule = replace(plan.rule(weights), noise=look)
     for round in (1, 2, 3):
         for task in plan.tasks(round, weights):
-            aggregate(state, private(backend.run(state, [task]), state, plan), rule)
+            aggregate(state, privacy.private(backend.run(state, [task]), state.buffers, coverage), rule)
     assert max(moved) <= bound * 1.0001
     assert max(moved) > bound / 2  # and the bound is not far from what happens

@@ -8,8 +8,9 @@ import torch
 
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
-from exitflow.federated.loop import TrainingPlan, run_rounds
+from exitflow.federated.loop import run_rounds
 from exitflow.federated.places.processes import _Worker
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.runs.backends import open_backend

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,14 @@ import torch
 from torch.nn.utils import get_total_norm
 
 from exitflow.errors import RunError
+from exitflow.federated.aggregation import Aggregation
 from exitflow.federated.options.federation_spec import FederationSpec
+from exitflow.federated.plan import TrainingPlan
+from exitflow.federated.round_report import RoundReport
 from exitflow.federated.types import Update
 from exitflow.files import read_file, write_secret
-from exitflow.tensors import Tensors
+from exitflow.models.nested import Coverage
+from exitflow.tensors import Tensors, take
 
 SECRET_BYTES = 32
 _ORDERS = [*range(2, 65), 80, 128, 256, 512, 1024]  # of Renyi divergences; whole ones have a closed form
@@ -53,6 +59,24 @@ class Privacy:
         delta = {name: tensor * factor for name, tensor in update.delta.items()}
         return replace(update, delta=delta, buffers={name: tensor * factor for name, tensor in update.buffers.items()})
 
+    def private(
+        self, updates: Iterator[Update], buffers: Tensors, coverage: Callable[..., Coverage]
+    ) -> Iterator[Update]:
+        """The updates clipped, their buffers as changes of the server's."""
+        for update in updates:
+            yield self.clipped(changes(update, take(buffers, coverage(*update.task.exits))))
+
+    def noisy(
+        self,
+        rule: Aggregation,
+        plan: TrainingPlan,
+        report: RoundReport,
+        arrival: Callable[[str], float] | None = None,
+    ) -> Aggregation:
+        """The rule with noise on its sums; `arrival` is the probability of each node by which updates are divided."""
+        most = largest_weight(plan, report.exit_weights, arrival)
+        return replace(rule, noise=partial(self.add_noise, largest_weight=most, round=report.round))
+
     def add_noise(self, sums: Tensors, largest_weight: float, round: int) -> None:
         """In place, to sums of clipped updates whose weights are `largest_weight` at most."""
         deviation = self.noise_multiplier * self.clip_norm * largest_weight
@@ -68,6 +92,19 @@ def _normal(count: int, key: bytes) -> npt.NDArray[np.float64]:
     uniform = ((words >> np.uint64(11)) + 0.5) / 2**53  # above 0
     radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]  # Box and Muller
     return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count]
+
+
+def largest_weight(
+    plan: TrainingPlan, exit_weights: npt.NDArray[np.float64], arrival: Callable[[str], float] | None = None
+) -> float:
+    """The most that any element of any node's update may count in a round."""
+    profile = plan.profile
+    drawn = profile.probabilities > 0  # (N, E)
+    weights = exit_weights * profile.samples[:, None] / profile.exit_samples
+    weights = np.divide(weights, profile.probabilities, out=np.zeros_like(weights), where=drawn)
+    if arrival:
+        weights /= np.array([arrival(node) for node in plan.nodes])[:, None]
+    return float((weights.sum(axis=1) if plan.spec.trains_all_exits else weights).max())
 
 
 def changes(update: Update, before: Tensors) -> Update:

@@ -1,6 +1,6 @@
-from exitflow.federated.link_bytes import forward_multiply_adds, link_bytes
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import Task
+from exitflow.runs.round_costs import forward_multiply_adds, link_bytes
 from exitflow.topology.paper_trees import paper_tree
 
 

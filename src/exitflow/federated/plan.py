@@ -1,0 +1,65 @@
+"""The input of Algorithm 1, and what follows from it for a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from exitflow.federated.aggregation import Aggregation
+from exitflow.federated.sampling import sample_tasks
+from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.types import Task
+from exitflow.federated.weighting import ExitProfile, ExitWeighting
+from exitflow.models.nested import Coverage
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The input of Algorithm 1."""
+
+    nodes: Sequence[str]
+    profile: ExitProfile
+    weighting: ExitWeighting
+    coverage: Callable[..., Coverage]  # of any exits
+    spec: TrainingSpec
+
+    def tasks(self, round: int, exit_weights: FloatArray) -> list[Task]:
+        """N^(t): who trains which exits in a round."""
+        spec, drawn_later = self.spec, self.spec.local_exits == "each-step"
+        return sample_tasks(
+            self.nodes,
+            self.profile.probabilities,
+            round=round,
+            seed=spec.seed,
+            joint_weights=self._joint_weights(exit_weights) if spec.trains_all_exits else None,
+            as_sum=drawn_later or spec.joint_loss == "sum",
+        )
+
+    def rule(self, exit_weights: FloatArray) -> Aggregation:
+        """How the server adds up the updates of a round under these weights."""
+        spec = self.spec
+        return Aggregation(
+            exit_weights,
+            self.profile.exit_samples,
+            self.coverage,
+            step=spec.server_step,
+            server_learning_rate=spec.server_learning_rate,
+            projection_radius=spec.projection_radius,
+        )
+
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether nodes keep their momentum between rounds."""
+        return self.spec.momentum_between_rounds == "keep"
+
+    def _joint_weights(self, exit_weights: FloatArray) -> FloatArray:
+        """(E,) of the losses of a node that trains several exits: as the server counts their updates."""
+        if self.spec.local_exits == "each-step":
+            return np.ones_like(exit_weights)
+        weighs = self.spec.server_step in ("paper", "coverage")  # the means count nodes, and leave exits to them
+        return exit_weights / self.profile.exit_samples if weighs else exit_weights
