@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from exitflow.data.data_spec import DataSpec
 from exitflow.data.partition import layer_shares, node_samples, partition
 from exitflow.errors import ConfigError
-from exitflow.topology.graph import Topology
+from exitflow.topology.graph import Tier, Topology, expand_tiers
 from exitflow.topology.paper_trees import paper_tree
 from tests.small import topologies
 
@@ -18,7 +18,6 @@ from tests.small import topologies
     [
         (7, "equal", 3750, 7500, 15000),
         (17, "equal", 1250, 3750, 15000),
-        (7, "biased", 1607, 6428, 25716),  # the paper leaves two of the 45,000 images unused; here the cloud has them
         (7, "highly-biased", 384, 4480, 34504),
     ],
 )
@@ -27,6 +26,34 @@ def test_node_sizes_are_those_of_the_paper(num_nodes, kind, device, edge, cloud)
     by_tier = {name.split("-")[0]: count for name, count in counts.items()}
     assert by_tier == {"device": device, "edge": edge, "cloud": cloud}
     assert sum(counts.values()) == 45000
+
+
+def test_samples_that_do_not_divide_stay_in_their_layer():
+    """The paper leaves two of the 45,000 images unused: 4 x 1,607, 2 x 6,428 and 25,714."""
+    counts = node_samples(paper_tree(7, "80-15-5"), layer_shares("biased", 3), 45000)
+    assert counts == {
+        **dict.fromkeys(("device-0", "device-1", "device-2", "device-3"), 1607),
+        "edge-0": 6429,
+        "edge-1": 6428,
+        "cloud-0": 25715,
+    }
+
+
+@pytest.mark.parametrize(("num_devices", "each"), [(150, {2, 3}), (401, {0, 1})])
+def test_many_devices_keep_all_the_samples_of_their_layer(num_devices, each):
+    tiers = [Tier("device", num_devices, exit=1, arrival_rate=1.0), Tier("edge", 1, exit=2), Tier("cloud", 1, exit=3)]
+    counts = node_samples(Topology(expand_tiers(tiers)), (1.0, 1.0, 1.0), 1200)
+    devices = [count for name, count in counts.items() if name.startswith("device")]
+    assert (sum(devices), set(devices)) == (400, each)
+    assert sum(counts.values()) == 1200
+
+
+@given(topologies(), st.integers(0, 500))
+def test_nodes_of_a_layer_differ_by_one_sample_at_most(topology, total):
+    counts = node_samples(topology, [1.0] * topology.num_exits, total)
+    for exit in range(1, topology.num_exits + 1):
+        layer = [counts[node.name] for node in topology.with_exit(exit)]
+        assert not layer or max(layer) - min(layer) <= 1
 
 
 @given(topologies(), st.integers(0, 500), st.data())

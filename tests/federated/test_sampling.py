@@ -59,6 +59,8 @@ def test_probabilities_that_are_none_are_refused(fields, sentence):
 def test_an_exit_that_nobody_trains_is_refused():
     with pytest.raises(ConfigError, match="exit 2 has no data to train on"):
         check_every_exit_is_trained(np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
+    with pytest.raises(ConfigError, match=r"exit 1 .*: of the 2 training samples, the nodes that could .* hold none;"):
+        check_every_exit_is_trained(np.array([[0.0, 1.0]]), 2)
 
 
 def test_exits_are_drawn_as_often_as_the_matrix_says():

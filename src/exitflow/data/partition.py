@@ -1,6 +1,7 @@
 """Which node holds which training samples: every sample is in exactly one node.
 
-Each layer, that is the nodes of one exit, holds a share of all samples, spread evenly over its nodes. Which samples
+Each layer, that is the nodes of one exit, holds a share of all samples, spread evenly over its nodes: two of them
+differ by at most one sample. Which samples
 a node gets is drawn at random: uniformly (IID), or with a label mix of its own from a Dirichlet distribution.
 """
 
@@ -37,17 +38,23 @@ def layer_shares(kind: str, num_exits: int) -> tuple[float, ...]:
 
 
 def node_samples(topology: Topology, shares: Sequence[float], total: int) -> dict[str, int]:
-    """How many of `total` samples each node holds. What does not divide evenly goes to the deepest nodes."""
+    """How many of `total` samples each node holds.
+
+    The few samples that do not divide evenly between layers go to the deepest ones, a sample each; those that do not
+    divide evenly between the nodes of a layer go to its first nodes, so that every layer holds its share.
+    """
     layers = {exit: nodes for exit in range(1, topology.num_exits + 1) if (nodes := topology.with_exit(exit))}
     largest = Fraction(max(shares[exit - 1] for exit in layers))
     exact = {exit: (Fraction(shares[exit - 1]) / largest).limit_denominator(10**9) for exit in layers}  # 1/12 is meant
     whole = sum(exact.values())
+    sizes = {exit: int(exact[exit] / whole * total) for exit in layers}
+    sharing = [exit for exit in layers if exact[exit]]
+    for exit in sharing[len(sharing) - (total - sum(sizes.values())) :]:
+        sizes[exit] += 1
     counts: dict[str, int] = {}
     for exit, nodes in layers.items():
-        counts |= {node.name: int(exact[exit] / whole * total / len(nodes)) for node in nodes}
-    deepest = layers[max(exit for exit in layers if exact[exit])]
-    for index in range(total - sum(counts.values())):
-        counts[deepest[index % len(deepest)].name] += 1
+        each, rest = divmod(sizes[exit], len(nodes))
+        counts |= {node.name: each + (index < rest) for index, node in enumerate(nodes)}
     return {node.name: counts[node.name] for node in topology.nodes}
 
 

@@ -61,12 +61,15 @@ def _given_row(node: Node, spec: TrainingSpec) -> FloatArray:
     return row * spec.participation
 
 
-def check_every_exit_is_trained(probabilities: FloatArray) -> None:
-    """Refuse an exit without any data to train on."""
+def check_every_exit_is_trained(probabilities: FloatArray, num_samples: int | None = None) -> None:
+    """Refuse an exit without any data to train on; `num_samples` is how many there are for all nodes, where known."""
     for exit in range(1, probabilities.shape[1] + 1):
-        problem = f"exit {exit} has no data to train on: no node with data trains it"
-        advice = "put a node there, give its layer data, or set help_probability"
-        require(bool((probabilities[:, exit - 1] > 0).any()), "", f"{problem}; {advice}")
+        nobody = "no node with data trains it"
+        if num_samples is not None:
+            nobody = f"of the {num_samples:,} training samples, the nodes that could train it hold none"
+        advice = "put a node there, give its layer more data, or set help_probability"
+        problem = f"exit {exit} has no data to train on: {nobody}; {advice}"
+        require(bool((probabilities[:, exit - 1] > 0).any()), "", problem)
 
 
 def sample_tasks(

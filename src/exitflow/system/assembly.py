@@ -87,7 +87,7 @@ class Assembly:
     def profile(self) -> ExitProfile:
         """What the weighting may know, but for what has to be measured."""
         probabilities = probability_matrix(self.system.topology, self.samples, self.system.training)
-        check_every_exit_is_trained(probabilities)
+        check_every_exit_is_trained(probabilities, sum(self.samples.values()))
         self._check_smallest_batches()
         return ExitProfile(
             serve_share=self.plan.exit_share,
