@@ -8,9 +8,11 @@ before a wire. Requests that arrive independently of each other wait in an M/D/c
     wait = a geometric sum of what is left of services   (Pollaczek-Khinchine; exact for one core; for more, the queue
                                                           of one core that is as fast as all of them)
 
-What leaves one queue is taken to arrive at the next independently of all else. Times are distributions on a grid; along
-a path they are convolved, and where paths meet, mixed by their rates. So the time of an answer from a node is the
-mixture over all ways to it: waiting, service, wire and round trip of every hop.
+What leaves one queue is taken to arrive at the next independently of all else, but for one thing: a child with one core,
+or behind a wire, sends its requests spaced, so that they rarely wait for one another; only the rest of a queue's load is
+counted as load that a request can meet. Times are distributions on a grid; along a path they are convolved, and where
+paths meet, mixed by their rates. So the time of an answer from a node is the mixture over all ways to it: waiting,
+service, wire and round trip of every hop.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.planning.classes import node_classes
+from exitflow.planning.classes import NodeClasses, node_classes
 from exitflow.topology.graph import Link, Node, Topology
 from exitflow.topology.rates import ServingPlan
 
@@ -144,18 +146,44 @@ def _latencies(
         rates = plan.nodes[node.name]
         begun = arriving.pop(node.name)
         begun[0] += rates.arrival_rate
-        done = clock.after(begun, clock.queue(node.service_ms or 0.0, node.cores or 1, utilisation[node.name]))
+        service, cores = node.service_ms or 0.0, node.cores or 1
+        met = 1 - _spaced(classes, plan, node)
+        done = clock.after(begun, clock.queue(service, cores, utilisation[node.name], met))
         answered[node.exit - 1] += classes.size[node.name] * rates.serve_fraction * done
         for link in {classes.kind(link): link for link in node.parents}.values():
             if rate := rates.parents[link.name]:
-                busy = links[node.name, link.name].utilisation
-                hop = clock.shifted(clock.queue(_wire_ms(link), 1, busy), link.round_trip_ms or 0.0)
+                wire = _wire_ms(link)
+                busy, met = links[node.name, link.name].utilisation, 1 - _share(_gap(node), wire)
+                hop = clock.shifted(clock.queue(wire, 1, busy, met), link.round_trip_ms or 0.0)
                 kind = classes.kind(link)
                 share = classes.incoming[node.name, kind] * rate / rates.received_rate
                 arriving[kind.name] += share * clock.after(done, hop)
     overall = clock.percentiles(answered.sum(axis=0))
     assert overall is not None
     return overall, tuple(clock.percentiles(each) for each in answered)
+
+
+def _gap(node: Node) -> float:
+    """Milliseconds that lie at least between two requests that a node is done with."""
+    return (node.service_ms or 0.0) if (node.cores or 1) == 1 else 0.0
+
+
+def _share(gap: float, service: float) -> float:
+    """How much of a service is over before the next request comes, if requests come at least `gap` apart."""
+    return min(1.0, gap / service) if service else 1.0
+
+
+def _spaced(classes: NodeClasses, plan: ServingPlan, node: Node) -> float:
+    """The share of a node's load that a request cannot meet, as it came from the same child before it."""
+    service = (node.service_ms or 0.0) / (node.cores or 1)
+    total = plan.nodes[node.name].received_rate
+    spaced = 0.0
+    for (name, link), number in classes.incoming.items():
+        if link.name == node.name:
+            child = classes.topology.by_name[name]
+            rate = next(plan.nodes[name].parents[own.name] for own in child.parents if classes.kind(own) == link)
+            spaced += number * (rate / total) ** 2 * _share(max(_gap(child), _wire_ms(link)), service)
+    return spaced
 
 
 def _horizon(topology: Topology, utilisation: Mapping[str, float], links: Mapping[tuple[str, str], LinkUse]) -> float:
@@ -182,9 +210,9 @@ class _Clock:
 
     step: float
 
-    def queue(self, service: float, cores: int, busy: float) -> FloatArray:
-        """Waiting and service."""
-        waits = erlang_c(cores, busy)
+    def queue(self, service: float, cores: int, busy: float, met: float) -> FloatArray:
+        """Waiting and service, where a request can meet the share `met` of the load."""
+        waits = met * erlang_c(cores, busy)
         if service == 0 or waits < 1e-12:
             return self.shifted(_at_once(), service)
         left = self._uniform(service / cores)
