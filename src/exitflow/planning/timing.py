@@ -8,9 +8,9 @@ before a wire. Requests that arrive independently of each other wait in an M/D/c
     wait = a geometric sum of what is left of services   (Pollaczek-Khinchine; exact for one core; for more, the queue
                                                           of one core that is as fast as all of them)
 
-What leaves one queue is taken to arrive at the next independently of all else, but for one thing: a child with one core,
-or behind a wire, sends its requests spaced, so that they rarely wait for one another; only the rest of a queue's load is
-counted as load that a request can meet. Times are distributions on a grid; along a path they are convolved, and where
+What leaves one queue is taken to arrive at the next independently of all else, with one exception: a child with one
+core, or behind a wire, sends its requests spaced, so that they rarely wait for one another; only the rest of a queue's
+load is load that a request can meet. Times are distributions on a grid; along a path they are convolved, and where
 paths meet, mixed by their rates. So the time of an answer from a node is the mixture over all ways to it: waiting,
 service, wire and round trip of every hop.
 """
