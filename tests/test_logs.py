@@ -19,15 +19,20 @@ FORGED = "bad\n2026-11-19 06:00:00,000 node INFO forged \x1b[2J\r \u2028 \u202e 
 def written(monkeypatch):
     """(set_up, text): lines that have been logged since."""
     stream, root = io.StringIO(), logging.getLogger()
-    before = root.handlers[:], root.level
+    level_before = root.level
 
     def set_up(style, level="info"):
         monkeypatch.setattr(sys, "stderr", stream)  # here: pytest puts its own there between fixture and test
+        root.handlers.clear()  # pytest's for this test too: what is logged here cannot be sent to xdist
         logs.set_up(level, style, who="edge-0")
+        set_up.handlers = root.handlers[:]
 
+    set_up.handlers = []
     yield set_up, stream.getvalue
     logging.captureWarnings(False)
-    root.handlers[:], root.level = before
+    for handler in set_up.handlers:
+        root.removeHandler(handler)
+    root.setLevel(level_before)
 
 
 @pytest.mark.parametrize("style", logs.FORMATS)
