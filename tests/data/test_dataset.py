@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -81,3 +83,25 @@ def test_a_data_set_that_cannot_be_used_is_refused(part, inputs, labels, sentenc
     splits = {"train": good, "validation": good, "test": good} | {part: bad}
     with pytest.raises(DataError, match=f"data set 'mine', {part}: {sentence}"):
         Dataset("mine", **splits, num_classes=3, preparation=Preparation((0.0,), (1.0,)))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "sentence"),
+    [
+        (math.nan, torch.float32, "inputs hold NaN or infinity"),
+        (-math.inf, torch.float16, "inputs hold NaN or infinity"),
+        (1e39, torch.float64, r"inputs from 0 to 1e\+39 become infinite as 32-bit floats, with mean \[0.0\]"),
+    ],
+)
+def test_a_data_set_of_infinite_inputs_is_refused(value, dtype, sentence):
+    inputs = torch.zeros(2, 1, 8, 8, dtype=dtype)
+    good = Split(inputs.clone(), torch.tensor([0, 2]))
+    inputs[1, 0, 3, 4] = value
+    with pytest.raises(DataError, match=f"data set 'mine', validation: {sentence}"):
+        Dataset("mine", good, Split(inputs, good.labels), good, 3, Preparation((0.0,), (1.0,)))
+
+
+def test_a_preparation_needs_a_mean_for_each_channel():
+    good = Split(torch.zeros(2, 3, 8, 8), torch.tensor([0, 2]))
+    with pytest.raises(DataError, match="inputs have 3 channels, and their preparation has 2 means"):
+        Dataset("mine", good, good, good, 3, Preparation((0.0, 0.0), (1.0, 1.0)))

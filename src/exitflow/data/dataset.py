@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from exitflow.config import require
 from exitflow.errors import DataError
+
+LARGEST_FLOAT = torch.finfo(torch.float32).max  # networks compute with 32-bit floats
+SMALLEST_FLOAT = torch.finfo(torch.float32).tiny  # above 0, with all its digits
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,15 @@ class Preparation:
     std: tuple[float, ...]
     crop_padding: int = 0  # augmentation: shift by up to this many pixels ...
     flip: bool = False  # ... and mirror every second image, on average
+
+    def __post_init__(self) -> None:
+        finite = all(abs(each) <= LARGEST_FLOAT for each in self.mean)
+        require(finite, "mean", f"each must be a finite 32-bit float, got {list(self.mean)}")
+        positive = bool(self.std) and all(SMALLEST_FLOAT <= each <= LARGEST_FLOAT for each in self.std)
+        require(positive, "std", f"each must be a finite 32-bit float above 0, got {list(self.std)}")
+        same = len(self.mean) == len(self.std)
+        require(same, "mean", f"needs one for each of the {len(self.std)} channels, got {len(self.mean)}")
+        require(self.crop_padding >= 0, "crop_padding", f"must be 0 or more, got {self.crop_padding}")
 
     def __call__(self, inputs: Tensor, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         """Normalised inputs, without augmentation."""
@@ -85,6 +98,7 @@ class Dataset:
             low, high = int(split.labels.min()), int(split.labels.max())
             if low < 0 or high >= self.num_classes:
                 raise DataError(f"{where}: labels must be from 0 to {self.num_classes - 1}, got {low} to {high}")
+            _check_inputs(where, split.inputs, self.preparation)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -103,6 +117,23 @@ class Dataset:
             advice = f"data of your own need the file {part}.npz"
             raise DataError(f"data set {self.name!r}: {why} needs {part} data, and there are none; {advice}")
         return split
+
+
+def _check_inputs(where: str, inputs: Tensor, preparation: Preparation) -> None:
+    """Refuse inputs that are no numbers, or none any more once they are prepared; the extremes tell."""
+    channels, means = inputs.shape[1] if inputs.ndim > 1 else 0, len(preparation.mean)
+    if means not in (1, channels):
+        raise DataError(f"{where}: inputs have {channels} channels, and their preparation has {means} means")
+    if inputs.dtype == torch.uint8:
+        extremes = torch.tensor([0, 255], dtype=torch.uint8)
+    else:
+        extremes = torch.stack((inputs if inputs.is_floating_point() else inputs.float()).aminmax())
+    if not extremes.isfinite().all():
+        raise DataError(f"{where}: inputs hold NaN or infinity")
+    if not preparation(extremes.view(2, 1).expand(2, means)).isfinite().all():
+        low, high = (f"{extreme:g}" for extreme in extremes.tolist())
+        scale = f"with mean {list(preparation.mean)} and std {list(preparation.std)}"
+        raise DataError(f"{where}: inputs from {low} to {high} become infinite as 32-bit floats, {scale}")
 
 
 def split_off_validation(train: Split, count: int) -> tuple[Split, Split]:

@@ -12,7 +12,6 @@ Each .npz holds `inputs`, (N, C, H, W) or (N, features), of bytes or any other n
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from exitflow.config import decode, read_toml, require
-from exitflow.data.dataset import Dataset, Preparation, Split
+from exitflow.data.dataset import LARGEST_FLOAT, Dataset, Preparation, Split
 from exitflow.errors import ConfigError, DataError
 from exitflow.files import open_regular
 from exitflow.npz import MAX_BYTES, Header, open_npz
@@ -44,12 +43,11 @@ class Description:
     def __post_init__(self) -> None:
         possible = 2 <= self.num_classes <= MAX_CLASSES
         require(possible, "num_classes", f"must be from 2 to {MAX_CLASSES:,}, got {self.num_classes}")
-        require(all(map(math.isfinite, self.mean)), "mean", f"each must be a finite number, got {list(self.mean)}")
-        positive = bool(self.std) and all(math.isfinite(each) and each > 0 for each in self.std)
-        require(positive, "std", f"each must be finite and above 0, got {list(self.std)}")
-        same = len(self.mean) == len(self.std)
-        require(same, "mean", f"needs one for each of the {len(self.std)} channels, got {len(self.mean)}")
-        require(self.crop_padding >= 0, "crop_padding", f"must be 0 or more, got {self.crop_padding}")
+        self.preparation()  # which refuses what is none
+
+    def preparation(self) -> Preparation:
+        """How inputs become what the network takes."""
+        return Preparation(self.mean, self.std, self.crop_padding, self.flip)
 
 
 def load_own(folder: Path) -> Dataset:
@@ -67,9 +65,10 @@ def load_own(folder: Path) -> Dataset:
             shapes = f"{list(split.inputs.shape[1:])}, {list(example.inputs.shape[1:])}"
             raise DataError(f"{folder / f'{part}.npz'}: its inputs have another shape than the other parts': {shapes}")
     empty = example[:0]
-    preparation = Preparation(description.mean, description.std, description.crop_padding, description.flip)
     train, validation, test = (found.get(part, empty) for part in PARTS)
-    return Dataset(folder.name, train, validation, test, description.num_classes, preparation, partial=True)
+    return Dataset(
+        folder.name, train, validation, test, description.num_classes, description.preparation(), partial=True
+    )
 
 
 def _read(path: Path, description: Description) -> Split:
@@ -81,8 +80,9 @@ def _read(path: Path, description: Description) -> Split:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{path}: cannot be read as a .npz file with inputs and labels: {reason}") from None
-    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        raise DataError(f"{path}: inputs hold NaN or infinity")
+    if inputs.dtype.kind == "f" and not (np.abs(inputs) <= np.float32(LARGEST_FLOAT)).all():
+        problem = f"inputs hold NaN, infinity, or numbers beyond ±{LARGEST_FLOAT:.2g}, where 32-bit floats end"
+        raise DataError(f"{path}: {problem}")
     if len(labels) and not 0 <= labels.min() <= labels.max() < description.num_classes:
         raise DataError(
             f"{path}: labels are from {labels.min()} to {labels.max()}, not 0 to {description.num_classes - 1}"
