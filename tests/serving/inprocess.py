@@ -24,9 +24,9 @@ EAGER = ServingSpec(forward="feature", forward_timeout=PATIENT, audit_share=0.0)
 
 
 @asynccontextmanager
-async def running(bundle, name, parents=None, *, spec=None, token=None):
+async def running(bundle, name, parents=None, *, spec=None, token=None, clock=None):
     """(node, address)."""
-    node = Node(bundle, name, spec or ServingSpec(), parents or {}, security=Security(token=token))
+    node = Node(bundle, name, spec or ServingSpec(), parents or {}, security=Security(token=token), clock=clock)
     server, port = await start_grpc(node, "127.0.0.1:0", credentials=None, token=token)
     try:
         yield node, f"127.0.0.1:{port}"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from exitflow.routing import confidence
+from exitflow.routing.clock import VirtualClock
 from exitflow.serving.node.node_settings import serving_spec
 from exitflow.serving.wire.answers import BadRequestError
 from tests.serving.inprocess import ALL_UP, EAGER, PATIENT, FakeParent, ask, fake_parent, running
@@ -234,18 +235,18 @@ def test_what_does_not_fit_into_one_message_goes_in_several(eager, monkeypatch):
 
 def test_a_device_that_asks_rarely_finds_the_tokens_of_the_time_between(tmp_path):
     """Of all but the moment in which the connection came about."""
-    bundle = make_bundle(tmp_path / "b", chain(limits=(10.0, 5.0)))
+    bundle, clock = make_bundle(tmp_path / "b", chain(limits=(10.0, 5.0))), VirtualClock()
 
     async def scenario():
         async with (
             fake_parent(FakeParent(NUM_CLASSES)) as address,
-            running(bundle, "device", {"edge": address}, spec=EAGER) as (node, _),
+            running(bundle, "device", {"edge": address}, spec=EAGER, clock=clock) as (node, _),
         ):
             bucket = node.control._buckets["edge"]
             bucket._tokens = 1.0
             for _ in range(2):
                 node.control.threshold = node.control._hard = float("inf")
                 assert (await ask(node, bundle)).nodes == ["parent"]
-                await asyncio.sleep(0.5)
+                clock.advance(0.5)
 
     asyncio.run(scenario())

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from exitflow.routing import confidence
-from exitflow.serving.node.links import MAX_FAILURES
+from exitflow.routing.clock import VirtualClock
+from exitflow.routing.link_state import FIRST_PAUSE, MAX_FAILURES
 from exitflow.serving.wire.answers import BadRequestError
 from tests.serving.inprocess import ALL_UP, EAGER, PATIENT, FakeParent, ask, fake_parent, far_away, running, until
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
@@ -106,14 +107,14 @@ def test_the_breaker_opens_then_nothing_is_sent_and_it_closes_by_itself(eager):
         parent = FakeParent(NUM_CLASSES, behaviour="INTERNAL")
         async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
             for _ in range(MAX_FAILURES):
-                assert node.links["edge"].open
+                assert node.links["edge"].state.open
                 await ask(node, eager)
-            assert not node.links["edge"].open
+            assert not node.links["edge"].state.open
             await ask(node, eager)
             assert len(parent.requests) == MAX_FAILURES
             assert node.counts.fallbacks["parent-down"] == 1
             parent.behaviour = "answer"
-            await until(lambda: node.links["edge"].open)
+            await until(lambda: node.links["edge"].state.open)
             assert (await ask(node, eager)).nodes == ["parent"]
             assert parent.probes >= 1
 
@@ -122,14 +123,20 @@ def test_the_breaker_opens_then_nothing_is_sent_and_it_closes_by_itself(eager):
 
 def test_a_parent_that_is_ready_but_talks_nonsense_is_cut_again_after_one_try(eager):
     async def scenario():
-        parent = FakeParent(NUM_CLASSES, behaviour="nan")
-        async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
+        parent, clock = FakeParent(NUM_CLASSES, behaviour="nan"), VirtualClock()
+        async with (
+            fake_parent(parent) as address,
+            running(eager, "device", {"edge": address}, spec=EAGER, clock=clock) as (node, _),
+        ):
             for _ in range(MAX_FAILURES):
                 await ask(node, eager)
-            await until(lambda: node.links["edge"].open)
+            assert parent.probes == 0
+            await asyncio.sleep(0)  # the watch begins
+            clock.advance(FIRST_PAUSE)
+            await until(lambda: node.links["edge"].state.open)
             await ask(node, eager)
-            assert not node.links["edge"].open
-            assert node.links["edge"].counts.opened == 2
+            assert not node.links["edge"].state.open
+            assert node.links["edge"].state.times_cut == 2
 
     asyncio.run(scenario())
 
@@ -142,7 +149,7 @@ def test_a_parent_that_starts_later_is_found(eager):
         async with running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
             assert (await ask(node, eager)).nodes == ["device"]
             async with fake_parent(parent, int(address.rpartition(":")[2])):
-                await until(lambda: node.links["edge"].open)
+                await until(lambda: node.links["edge"].state.open)
                 assert (await ask(node, eager)).nodes == ["parent"]
 
     asyncio.run(scenario())
@@ -154,8 +161,8 @@ def test_a_parent_whose_readiness_cannot_be_read_is_asked_again(eager):
         async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
             for _ in range(MAX_FAILURES):
                 await ask(node, eager)
-            assert not node.links["edge"].open
-            await until(lambda: node.links["edge"].open)
+            assert not node.links["edge"].state.open
+            await until(lambda: node.links["edge"].state.open)
             assert parent.probes == 2
 
     asyncio.run(scenario())
@@ -169,7 +176,7 @@ def test_callers_in_a_hurry_do_not_cut_a_link(eager):
                 answers = await ask(node, eager, deadline=node.now + 0.5)
                 assert answers.nodes == ["device"]
             await until(lambda: node.links["edge"].counts.failures["deadline"] == MAX_FAILURES + 1)
-            assert node.links["edge"].open
+            assert node.links["edge"].state.open
             parent.delay = 0
             assert (await ask(node, eager)).nodes == ["parent"]
 
@@ -181,9 +188,9 @@ def test_callers_all_in_a_hurry_and_no_answer_to_any_cut_a_link_in_the_end(eager
         parent = FakeParent(NUM_CLASSES, delay=PATIENT)
         async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
             for _ in range(4 * MAX_FAILURES):
-                assert node.links["edge"].open
+                assert node.links["edge"].state.open
                 await ask(node, eager, deadline=node.now + 0.1)
-            await until(lambda: not node.links["edge"].open)
+            await until(lambda: not node.links["edge"].state.open)
 
     asyncio.run(scenario())
 
@@ -202,7 +209,7 @@ def test_a_frozen_parent_of_a_node_in_the_middle_is_cut(eager):
             for _ in range(2 * MAX_FAILURES):
                 await ask(device, eager)
             await until(lambda: edge.links["cloud"].counts.failures["timeout"] >= MAX_FAILURES)
-            assert edge.links["cloud"].counts.opened >= 1
+            assert edge.links["cloud"].state.times_cut >= 1
 
     asyncio.run(scenario())
 
@@ -213,7 +220,7 @@ def test_a_parent_that_finds_a_request_invalid_is_not_cut(eager):
         async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
             for _ in range(MAX_FAILURES + 1):
                 assert (await ask(node, eager)).nodes == ["device"]
-            assert node.links["edge"].open
+            assert node.links["edge"].state.open
 
     asyncio.run(scenario())
 
@@ -288,14 +295,14 @@ def test_a_parent_far_away_is_reached_at_the_first_request(eager):
             running(eager, "device", {"edge": place}, spec=EAGER) as (node, _),
         ):
             assert (await ask(node, eager)).nodes == ["parent"]
-            assert node.links["edge"].counts.opened == 0
+            assert node.links["edge"].state.times_cut == 0
 
     asyncio.run(scenario())
 
 
 def test_the_other_parent_takes_over(two_parents, monkeypatch):
     monkeypatch.setattr(
-        "exitflow.serving.node.links.FIRST_PAUSE", 60
+        "exitflow.routing.link_state.FIRST_PAUSE", 60
     )  # or the cut parent is tried again on a slow machine
 
     async def scenario():
@@ -314,17 +321,14 @@ def test_the_other_parent_takes_over(two_parents, monkeypatch):
 
 def test_confident_answers_are_audited_when_the_link_has_room_and_agreement_is_counted(tmp_path):
     bundle = make_bundle(tmp_path / "b", chain(rate=1000.0, limits=(200.0, 50.0)))
-    spec = replace(EAGER, audit_share=1.0)
+    spec, clock = replace(EAGER, audit_share=1.0), VirtualClock()
 
     async def scenario():
         async with (
             running(bundle, "edge", {}) as (_, edge),
-            running(bundle, "device", {"edge": edge}, spec=spec) as (
-                device,
-                _,
-            ),
+            running(bundle, "device", {"edge": edge}, spec=spec, clock=clock) as (device, _),
         ):
-            await asyncio.sleep(0.9)  # tokens
+            clock.advance(0.9)  # tokens
             device.control.threshold = -1.0
             answers = await ask(device, bundle, 1)
             assert answers.nodes == ["device"]
@@ -349,7 +353,7 @@ def test_nodes_of_different_bundles_do_not_mix(tmp_path, eager):
         ):
             assert (await ask(node, eager)).nodes == ["device"]
             assert node.counts.fallbacks == {"version": 1}
-            assert f"serves bundle {other.version}, not {eager.version}" in node.links["edge"].problem
+            assert f"serves bundle {other.version}, not {eager.version}" in node.links["edge"].state.problem
 
     asyncio.run(scenario())
 

@@ -240,9 +240,9 @@ def test_who_has_gone_takes_no_tokens(tmp_path):
     asyncio.run(scenario())
 
 
-def test_who_has_no_time_left_for_a_parent_gives_the_token_back(tmp_path, monkeypatch):
+def test_who_has_no_time_left_for_a_parent_takes_no_token(tmp_path, monkeypatch):
     bundle = make_bundle(tmp_path / "b", chain(limits=(20.0, 5.0)))
-    monkeypatch.setattr("exitflow.serving.node.node.LEAST_TIME", PATIENT)
+    monkeypatch.setattr("exitflow.routing.decisions.LEAST_TIME", PATIENT)
 
     async def scenario():
         async with (

@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from time import monotonic
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from exitflow.routing.clock import Clock
+from exitflow.routing.queueing import Sized, has_room, take_batch
 
 INLINE_SECONDS = 0.01  # what would take longer goes to the thread
 LOOK_EVERY = 16  # batches in the event loop, then one in the thread
@@ -24,22 +26,6 @@ SMOOTHING = 0.2  # of the usual seconds
 
 class OverloadedError(Exception):
     """The queue is full."""
-
-
-class Sized(Protocol):
-    """What can be queued."""
-
-    @property
-    def size(self) -> int:
-        """Samples."""
-
-    @property
-    def key(self) -> object:
-        """What it can be computed together with."""
-
-    @property
-    def expired(self) -> bool:
-        """Whether nobody waits for it any more."""
 
 
 J = TypeVar("J", bound=Sized)
@@ -56,10 +42,11 @@ class Batcher(Generic[J, R]):
         *,
         max_batch: int,
         queue_size: int,
+        clock: Clock,
     ) -> None:
         """`deliver` is called in the event loop, `compute` there or in the thread, never twice at a time."""
         self._compute, self._deliver = compute, deliver
-        self._max_batch, self._queue_size = max_batch, queue_size
+        self._max_batch, self._queue_size, self._clock = max_batch, queue_size, clock
         self._lock = Lock()  # of the next three
         self._queue: deque[J] = deque()
         self.queued = 0  # samples
@@ -74,7 +61,7 @@ class Batcher(Generic[J, R]):
     def submit(self, job: J) -> None:
         """Queue it, or raise OverloadedError."""
         with self._lock:
-            if self.queued + job.size > self._queue_size and self.queued:
+            if not has_room(self.queued, job.size, self._queue_size):
                 raise OverloadedError
             self._queue.append(job)
             self.queued += job.size
@@ -115,13 +102,13 @@ class Batcher(Generic[J, R]):
             self._loop.call_soon_threadsafe(self._hand_out, jobs, result)
 
     def _outcome(self, jobs: Sequence[J]) -> R | Exception:
-        started = monotonic()
+        started = self._clock.now()
         try:
             return self._compute(jobs)
         except Exception as error:
             return error
         finally:
-            seconds = (monotonic() - started) / sum(job.size for job in jobs)
+            seconds = (self._clock.now() - started) / sum(job.size for job in jobs)
             usual = self._usual_seconds or seconds
             self._usual_seconds = usual + SMOOTHING * (min(seconds, 2 * usual) - usual)  # one hiccup is not the usual
 
@@ -134,22 +121,8 @@ class Batcher(Generic[J, R]):
 
     def _next(self) -> list[J]:
         with self._lock:
-            jobs = self._take()
+            jobs, left = take_batch(self._queue, self._max_batch)
+            self.queued -= left
             self._working = bool(jobs)
             self._taken += self._working
             return jobs
-
-    def _take(self) -> list[J]:
-        """The oldest, and those behind it that can be computed with it."""
-        jobs: list[J] = []
-        size = 0
-        while self._queue:
-            job = self._queue[0]
-            if not job.expired:
-                if jobs and (size + job.size > self._max_batch or job.key != jobs[0].key):
-                    break
-                jobs.append(job)
-                size += job.size
-            self._queue.popleft()
-            self.queued -= job.size
-        return jobs

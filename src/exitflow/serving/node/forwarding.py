@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Coroutine, Mapping, Sequence
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from exitflow.routing.clock import Clock
+from exitflow.routing.decisions import Router
 from exitflow.serving.bundle.bundle import MAX_MESSAGE
 from exitflow.serving.node.counts import NodeCounts
-from exitflow.serving.node.jobs import Computed, Job, Question
+from exitflow.serving.node.jobs import Computed, Question
 from exitflow.serving.node.links import LinkError, ParentLink
 from exitflow.serving.node.node_settings import ServingSpec
-from exitflow.serving.node.rate_control import ForwardControl
 from exitflow.serving.wire.answers import FEATURES, INPUT, LOGITS, Answers, BadAnswerError
 from exitflow.serving.wire.codecs import encode
 from exitflow.serving.wire.messages import ModelInferRequest
 
 log = logging.getLogger("exitflow.serving")
-
-FAIR_TIME = 0.5  # part of `forward_timeout`: whose request has less left is in a hurry, and does not judge a parent
-DEADLINE_MARGIN = 0.9  # of the time left is given to a parent; the rest is for answering locally after all
-LEAST_TIME = 0.004  # seconds: with less left, a parent is not asked
-AUDIT_SPARE = 0.6  # part of the burst that an audit leaves
 
 
 class Forwarder:
@@ -38,13 +32,13 @@ class Forwarder:
         spec: ServingSpec,
         links: Mapping[str, ParentLink],
         counts: NodeCounts,
-        control: ForwardControl,
+        router: Router,
+        clock: Clock,
     ) -> None:
         self._node, self._spec, self._links, self._counts = node, spec, links, counts
-        self.control = control  # of the newest bundle: what is under way takes its tokens there too
+        self._router, self._clock = router, clock
         self._specs = {parent: spec.link(parent) for parent in links}
         self._loop = asyncio.get_running_loop()
-        self._random = random.Random(node)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -52,23 +46,14 @@ class Forwarder:
         """Whether no parent is being asked."""
         return not self._tasks
 
-    def open_parents(self, now: float) -> list[str]:
-        """Those that may be asked.
-
-        While a connection comes about its link earns no tokens: what waits is sent at once, and must not be more than
-        the burst.
-        """
-        found = [link for link in self._links.values() if link.open]
-        for link in found:
-            self._pass_time(link, now)
-        return [link.name for link in found]
+    def pass_time(self, now: float) -> None:
+        """While a connection comes about its link earns no tokens: what waits is sent at once when it is there."""
+        for link in self._links.values():
+            if link.state.open:
+                self._pass_time(link, now)
 
     def _pass_time(self, link: ParentLink, now: float) -> None:
-        self.control.pass_time(link.name, now, earning=link.was_connected())
-
-    def in_a_hurry(self, job: Job, now: float) -> bool:
-        """Whether its deadline is near, so that others must not be asked about with it."""
-        return job.deadline - now < FAIR_TIME * self._spec.forward_timeout
+        self._router.control.pass_time(link.name, now, earning=link.was_connected())
 
     def ask(self, parent: str, asked: Sequence[Question], computed: Computed) -> None:
         """In the background; `parent` has given tokens for all of `asked`, which are sent together if they can be."""
@@ -76,15 +61,10 @@ class Forwarder:
         for first in range(0, len(asked), most):
             self._spawn(self._ask_until_answered(parent, asked[first : first + most], computed))
 
-    def maybe_audit(self, question: Question, computed: Computed) -> None:
-        """Ask a parent about an answer that was sure, if chance will and a link has room to spare."""
-        if self._spec.control != "rate" or self._random.random() >= self._spec.audit_share:
-            return
-        now = monotonic()
-        parent = self.control.reserve(self.open_parents(now), now, spare=AUDIT_SPARE)
-        if parent is not None:
-            own = int(computed.scores[question.batch_row].argmax())
-            self._spawn(self._audit(self._links[parent], question, computed, own))
+    def audit(self, parent: str, question: Question, computed: Computed) -> None:
+        """Ask about an answer that was sure, in the background, with a token that `parent` has given."""
+        own = int(computed.scores[question.batch_row].argmax())
+        self._spawn(self._audit(self._links[parent], question, computed, own))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -97,32 +77,21 @@ class Forwarder:
         reason = ""
         while target is not None:
             tried.add(target)
-            timeout = self._timeout(asked)
+            deadline = min(question.job.deadline for question in asked)
+            timeout = self._router.timeout(deadline, self._clock.now())
             try:
                 answers = await self._ask(self._links[target], asked, computed, timeout)
             except LinkError as failure:
-                if failure.reason == "timeout" and timeout < FAIR_TIME * self._spec.forward_timeout:
-                    failure.reason = "deadline"
-                reason = failure.reason
+                reason = failure.reason = self._router.blame(failure.reason, timeout)
                 self._links[target].failed(failure, len(asked))
-                target = self._another(tried, asked)
+                now = self._clock.now()
+                self.pass_time(now)
+                target = self._router.another(tried, len(asked), deadline, now)
             else:
                 self._links[target].counts.answered += len(asked)
                 self._settle(asked, answers, reason)
                 return
         self._settle(asked, None, reason)
-
-    def _timeout(self, asked: Sequence[Question]) -> float:
-        left = min(question.job.deadline for question in asked) - monotonic()
-        return min(self._spec.forward_timeout, max(left * DEADLINE_MARGIN - LEAST_TIME / 4, 0.001))
-
-    def _another(self, tried: set[str], asked: Sequence[Question]) -> str | None:
-        """A parent that was not tried and has a token for every sample; the limit is kept in trouble too."""
-        now = monotonic()
-        others = [name for name in self.open_parents(now) if name not in tried]
-        if not others or min(question.job.deadline for question in asked) - now < LEAST_TIME:
-            return None
-        return self.control.reserve(others, now, count=len(asked))
 
     async def _ask(self, link: ParentLink, asked: Sequence[Question], computed: Computed, timeout: float) -> Answers:
         """The parent's answers, or a LinkError, whatever goes wrong: the own answer waits behind it."""
@@ -140,8 +109,8 @@ class Forwarder:
         except Exception as error:
             log.exception("asking %s failed", link.name)
             raise LinkError("failed", f"{type(error).__name__}: {error}") from None
-        link.succeeded()
-        self._pass_time(link, monotonic())  # nothing waits for the connection any more
+        link.state.succeeded()
+        self._pass_time(link, self._clock.now())  # nothing waits for the connection any more
         return answers
 
     def _request(self, parent: str, asked: Sequence[Question], computed: Computed) -> Any:

@@ -1,8 +1,7 @@
-"""To one parent: the channel, the circuit breaker, and what went over it.
+"""To one parent: the channel, and what went over it.
 
-The breaker opens when the parent cannot be reached, or fails a few times in a row (`_WEIGHTS`). Then nothing is sent;
-in the background the parent is asked from time to time whether it is ready with our bundle, and when it is, requests
-flow again. So no request waits for a parent that is known to be down.
+While the link is cut nothing is sent; in the background the parent is asked from time to time whether it is ready with
+our bundle, and when it is, requests flow again. So no request waits for a parent that is known to be down.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from exitflow.routing.clock import Clock, sleep
+from exitflow.routing.link_state import LinkState
 from exitflow.serving.bundle.bundle import MAX_MESSAGE
 from exitflow.serving.wire.messages import MESSAGES, SERVICE, ModelInferResponse
 from exitflow.serving.wire.security import Security
 
 log = logging.getLogger("exitflow.serving")
 
-MAX_FAILURES = 3  # in a row, of a parent that is slow or answers nonsense
-FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between asking a parent that is down
 PROBE_TIMEOUT = 1.0
 
 CHANNEL_OPTIONS = [
@@ -65,9 +64,6 @@ _REASONS = {
     grpc.StatusCode.CANCELLED: "unreachable",
     grpc.StatusCode.INVALID_ARGUMENT: "invalid",
 }
-# What a failure counts towards cutting the link. A parent is well that is only busy, or finds a client's numbers too
-# large for its part of the network. One whose caller was in a hurry may be; but if all are, in a row, it is not.
-_WEIGHTS = {"unreachable": MAX_FAILURES, "version": MAX_FAILURES, "overloaded": 0, "invalid": 0, "deadline": 0.25}
 
 
 @dataclass
@@ -80,19 +76,17 @@ class LinkCounts:
     bytes_sent: int = 0
     bytes_received: int = 0
     failures: Counter[str] = field(default_factory=Counter)  # reason -> samples
-    opened: int = 0  # times the breaker opened
 
 
 class ParentLink:
     """Made inside the event loop that uses it: a channel of another loop fails every call."""
 
-    def __init__(self, name: str, address: str, security: Security) -> None:
+    def __init__(self, name: str, address: str, security: Security, clock: Clock) -> None:
         self.name, self.address = name, address
         self.counts = LinkCounts()
-        self.problem = ""  # why the breaker is open; "": it is closed
-        self._failures = 0.0
+        self.state = LinkState()
+        self._clock = clock
         self._was_connected = True  # nothing waits for it
-        self._pause = FIRST_PAUSE
         self._probe: asyncio.Task[None] | None = None
         self._expects = ("", "")
         self._metadata = security.metadata
@@ -105,11 +99,6 @@ class ParentLink:
             request_serializer=MESSAGES["ModelReadyRequest"].SerializeToString,
             response_deserializer=MESSAGES["ModelReadyResponse"].FromString,
         )
-
-    @property
-    def open(self) -> bool:
-        """Whether requests may flow (the breaker is closed)."""
-        return not self.problem
 
     def was_connected(self) -> bool:
         """Whether the channel was connected when this was last asked. If it is not now, it tries to be."""
@@ -136,25 +125,16 @@ class ParentLink:
         except DecodeError:
             raise LinkError("nonsense", "its answer is no ModelInferResponse") from None
 
-    def succeeded(self) -> None:
-        """An answer came, and it was sound."""
-        self._failures, self._pause = 0, FIRST_PAUSE
-
     def failed(self, failure: LinkError, samples: int) -> None:
-        """Count it, and open the breaker if it was one too many."""
+        """Count it, and cut the link if it was one too many."""
         self.counts.failures[failure.reason] += samples
-        weight = _WEIGHTS.get(failure.reason, 1)
-        self._failures += weight
-        if self.open and weight and self._failures >= MAX_FAILURES:
-            self.problem = f"{failure.reason}: {failure}"
-            self.counts.opened += 1
-            log.warning("link to %s at %s is cut: %s", self.name, self.address, self.problem)
+        if self.state.failed(failure.reason, str(failure)):
+            log.warning("link to %s at %s is cut: %s", self.name, self.address, self.state.problem)
             self._probe = asyncio.get_running_loop().create_task(self._wait_until_ready())
 
     async def _wait_until_ready(self) -> None:
         while True:
-            await asyncio.sleep(self._pause)
-            self._pause = min(2 * self._pause, LAST_PAUSE)
+            await sleep(self._clock, self.state.next_pause())
             model, version = self._expects
             try:
                 question = MESSAGES["ModelReadyRequest"](name=model, version=version)
@@ -165,7 +145,7 @@ class ParentLink:
                 continue
             except Exception:
                 log.exception("asking whether %s is ready failed", self.name)
-        self.problem, self._failures = "", MAX_FAILURES - 1  # one more failure cuts it again
+        self.state.mended()
         log.warning("link to %s at %s works again", self.name, self.address)
 
     async def close(self) -> None:

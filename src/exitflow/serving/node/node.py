@@ -12,23 +12,24 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
 
 from exitflow.errors import BundleError, ConfigError, suggestion
-from exitflow.routing import confidence, serves
+from exitflow.routing import confidence
+from exitflow.routing.clock import Clock, RealClock
+from exitflow.routing.decisions import Decision, Router, Rules
+from exitflow.routing.rate_control import ForwardControl
 from exitflow.serving.bundle.bundle import DATATYPES, Bundle, load_bundle
 from exitflow.serving.bundle.engine import Engine, give_back_memory
 from exitflow.serving.node.batching import Batcher, OverloadedError
 from exitflow.serving.node.counts import NodeCounts
-from exitflow.serving.node.forwarding import LEAST_TIME, Forwarder
+from exitflow.serving.node.forwarding import Forwarder
 from exitflow.serving.node.jobs import Array, Computed, Job, Loaded, Question
 from exitflow.serving.node.links import ParentLink
 from exitflow.serving.node.node_settings import ServingSpec, check_links
 from exitflow.serving.node.payload import choose_payload
-from exitflow.serving.node.rate_control import ForwardControl
 from exitflow.serving.wire.answers import Answers, BadRequestError
 from exitflow.serving.wire.security import Security
 
@@ -57,35 +58,44 @@ class Node:
         parents: Mapping[str, str],
         *,
         security: Security | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`parents`: name -> address; those that the bundle's topology gives this node."""
-        self.name, self.spec = name, spec
+        self.name, self.spec, self.clock = name, spec, clock or RealClock()
         self.counts = NodeCounts()
         self.started = time.time()
         self._loop = asyncio.get_running_loop()
         self._check_parents(bundle, parents)
         security = security or Security()
-        self.links = {parent: ParentLink(parent, address, security) for parent, address in parents.items()}
+        self.links = {parent: ParentLink(parent, address, security, self.clock) for parent, address in parents.items()}
         self.current = self._load(bundle)
         self.max_message = bundle.manifest.largest_request(self.exit)  # bytes
         self.previous: Loaded | None = None
-        self.control = self._control(bundle)
+        states = {parent: link.state for parent, link in self.links.items()}
+        rules = Rules(spec.forward_timeout, spec.audit_share if spec.control == "rate" else 0.0)
+        self.router = Router(name, rules, self._control(bundle), states, bundle.manifest.nodes[name].cut)
         self._expect(bundle)
         self.in_flight = 0
         self.draining = False
         self._reloading = asyncio.Lock()
-        self._forwarder = Forwarder(name, spec, self.links, self.counts, self.control)
+        self._forwarder = Forwarder(name, spec, self.links, self.counts, self.router, self.clock)
         self._batcher: Batcher[Job, Computed] = Batcher(
             self._compute,
             self._deliver,
             max_batch=spec.max_batch,
             queue_size=spec.queue_size,
+            clock=self.clock,
         )
 
     @property
     def now(self) -> float:
-        """Of the clock that deadlines are in; an event loop's own may be as coarse as a millisecond (uvloop's is)."""
-        return monotonic()
+        """Of the clock that deadlines are in."""
+        return self.clock.now()
+
+    @property
+    def control(self) -> ForwardControl:
+        """The threshold and the budgets of the newest bundle."""
+        return self.router.control
 
     @property
     def queued(self) -> int:
@@ -123,7 +133,7 @@ class Node:
 
         Raises OverloadedError or ExpiredError.
         """
-        now = monotonic()
+        now = self.clock.now()
         size = len(carry)
         if child is None:
             self.counts.arrived += size
@@ -141,7 +151,7 @@ class Node:
         except OverloadedError:
             self.counts.rejected += 1
             raise
-        timer = self._loop.call_later(deadline - now, self._expire, job) if deadline < NEVER else None
+        timer = self.clock.call_later(deadline - now, self._expire, job) if deadline < NEVER else None
         self.in_flight += size
         try:
             answers = await job.future
@@ -150,7 +160,7 @@ class Node:
             if timer:
                 timer.cancel()
         self.counts.requests += 1
-        self.counts.request_seconds.add(monotonic() - now)
+        self.counts.request_seconds.add(self.clock.now() - now)
         return answers
 
     def _expire(self, job: Job) -> None:
@@ -186,20 +196,20 @@ class Node:
         if isinstance(computed, Exception):
             self._fail(jobs, computed)
             return
-        now = monotonic()
+        now = self.clock.now()
         self._count_batch(computed, now)
         fine = np.isfinite(computed.scores).all(axis=1) & np.isfinite(computed.confidences)
         if not fine.all() or any(job.future.done() for job in computed.jobs):
             computed = _still_wanted(computed, fine)
-        open_parents = self._forwarder.open_parents(now)
-        routing = self.control.route(computed.confidences, open_parents, now)
-        self.counts.out_of_tokens += routing.out_of_tokens
-        if self.links and not open_parents:
-            self._count_cut_off(computed.confidences)
-        self._answer_or_ask(computed, routing.parents, now)
+        self._forwarder.pass_time(now)
+        deadlines = [job.deadline for job in computed.jobs for _ in range(job.size)]
+        decision = self.router.decide(computed.confidences, deadlines, now)
+        self._count_decision(decision)
+        self._answer_or_ask(computed, decision, now)
 
-    def _answer_or_ask(self, computed: Computed, parents: Sequence[str | None], now: float) -> None:
+    def _answer_or_ask(self, computed: Computed, decision: Decision, now: float) -> None:
         """Every job gets the own answers; those with no question to a parent are done."""
+        audits = dict(decision.audits)
         questions: dict[tuple[str, Job | None, bool], list[Question]] = defaultdict(list)
         exits = np.full(len(computed.scores), self.exit, dtype=np.int32)
         confidences = computed.confidences.astype(np.float32)
@@ -208,18 +218,14 @@ class Node:
             part = slice(first, first + job.size)
             first += job.size
             job.answers = Answers(computed.scores[part], exits[part], [self.name] * job.size, confidences[part])
-            hurried = job if self._forwarder.in_a_hurry(job, now) else None  # asks with its own deadline
+            hurried = job if self.router.is_in_a_hurry(job.deadline, now) else None  # asks with its own deadline
             for row in range(job.size):
-                question, parent = Question(job, row, part.start + row), parents[part.start + row]
-                if parent is None:
-                    if self.links:
-                        self._forwarder.maybe_audit(question, computed)
-                elif job.deadline - now < LEAST_TIME:
-                    self.counts.fallbacks["deadline"] += 1
-                    self.control.give_back(parent)
-                else:
-                    questions[parent, hurried, job.sends_input(parent)].append(question)
+                batch_row = part.start + row
+                if (parent := decision.parents[batch_row]) is not None:
+                    questions[parent, hurried, job.sends_input(parent)].append(Question(job, row, batch_row))
                     job.pending += 1
+                elif batch_row in audits:
+                    self._forwarder.audit(audits[batch_row], Question(job, row, batch_row), computed)
             self.counts.served += job.size - job.pending
             if not job.pending:
                 job.future.set_result(job.answers)
@@ -240,11 +246,11 @@ class Node:
         counts.queue_seconds += sum(now - job.arrived - computed.seconds for job in computed.jobs)
         counts.last_inference_ms = int(time.time() * 1000)
 
-    def _count_cut_off(self, confidences: npt.NDArray[np.float64]) -> None:
-        """All parents are down: what the calibration would have forwarded is answered here, and that is no secret."""
-        expected = self.current.bundle.manifest.nodes[self.name].cut
-        if count := int((~serves(confidences, expected)).sum()):
-            self.counts.fallbacks["parent-down"] += count
+    def _count_decision(self, decision: Decision) -> None:
+        self.counts.out_of_tokens += decision.out_of_tokens
+        for reason, count in (("deadline", decision.no_time), ("parent-down", decision.cut_off)):
+            if count:
+                self.counts.fallbacks[reason] += count
 
     # bundles
 
@@ -275,7 +281,7 @@ class Node:
             bundle.manifest.nodes[self.name],
             planned_rate=bundle.plan.nodes[self.name].received_rate,
             burst_seconds=self.spec.burst_seconds,
-            now=monotonic(),
+            now=self.clock.now(),
             limited=self.spec.control == "rate",
         )
 
@@ -299,7 +305,7 @@ class Node:
                 raise BundleError(f"{path}: the new bundle takes larger requests; restart the node")
             loaded, control = await asyncio.to_thread(self._load, bundle), self._control(bundle)
             self.previous, self.current = self.current, loaded  # from here on nothing fails
-            self.control = self._forwarder.control = control
+            self.router.adopt(control, bundle.manifest.nodes[self.name].cut)
             self._expect(bundle)
             log.info("node %s now serves bundle %s", self.name, bundle.version)
             return bundle

@@ -104,7 +104,7 @@ def _statistics_message(found: dict[str, Any]) -> Any:
 
 def problems(node: Node) -> list[str]:
     """What an operator should know; [] when all is well."""
-    cut = [f"link to {link.name} is cut: {link.problem}" for link in node.links.values() if not link.open]
+    cut = [f"link to {link.name} is cut: {link.state.problem}" for link in node.links.values() if not link.state.open]
     known = {link.name for link in node.current.bundle.node(node.name).parents}
     return cut + [f"no address was given for parent {name}" for name in sorted(known - set(node.links))]
 
@@ -145,14 +145,14 @@ def status(node: Node) -> dict[str, Any]:
             name: {
                 "address": link.address,
                 "payload": node.current.payloads[name],
-                "problem": link.problem,
+                "problem": link.state.problem,
                 "forwarded": link.counts.forwarded,
                 "answered": link.counts.answered,
                 "audited": link.counts.audited,
                 "failures": dict(link.counts.failures),
                 "bytes_sent": link.counts.bytes_sent,
                 "bytes_received": link.counts.bytes_received,
-                "times_cut": link.counts.opened,
+                "times_cut": link.state.times_cut,
                 "tokens": tokens.get(name),
                 "burst": bursts.get(name),
             }

@@ -7,7 +7,6 @@ import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import Any
 
 import grpc
@@ -99,7 +98,7 @@ class InferenceService:
                 wanted.carry,
                 start=wanted.start,
                 before=wanted.before,
-                deadline=monotonic() + timeout,
+                deadline=node.now + timeout,
                 child=wanted.child,
             )
         except Exception as error:

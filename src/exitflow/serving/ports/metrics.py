@@ -77,7 +77,7 @@ class _NodeCollector(Collector):
         yield failures
         up = GaugeMetricFamily("exitflow_link_up", "0 while the circuit breaker is open.", labels=["parent"])
         for name, link in self._node.links.items():
-            up.add_metric([name], float(link.open))
+            up.add_metric([name], float(link.state.open))
         yield up
         tokens = GaugeMetricFamily("exitflow_link_tokens", "What the link may carry at once.", labels=["parent"])
         for name, value in self._node.control.tokens(self._node.now).items():

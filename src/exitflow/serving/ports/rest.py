@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any
 from urllib.parse import unquote
 
@@ -221,7 +220,7 @@ class RestApp:
             parameters,
             may_forward=False,
         )
-        deadline = monotonic() + wanted.timeout
+        deadline = self._node.now + wanted.timeout
         answers = await self._node.infer(wanted.loaded, wanted.carry, deadline=deadline)
         bundle = wanted.loaded.bundle
         head = {"model_name": bundle.manifest.name, "model_version": bundle.version}

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.evaluation.calibration import NodeCalibration
-from exitflow.routing import serves
+from exitflow.routing.confidence import serves
 from exitflow.topology.graph import Link
 
 FloatArray = npt.NDArray[np.float64]
@@ -121,21 +119,25 @@ class Recent:
         return float(np.partition(filled, place)[place])
 
 
-@dataclass(frozen=True)
-class Routing:
-    """Where the samples of a batch go."""
+class Calibration(Protocol):
+    """What a node should expect to see, and where to cut it."""
 
-    parents: list[str | None]  # of each sample; None: answered here
-    out_of_tokens: int  # would have been forwarded, had a link had room
+    @property
+    def confidences(self) -> Sequence[float]:
+        """Of what it receives, as on validation data."""
+
+    @property
+    def cut(self) -> float:
+        """It answers from this confidence up."""
 
 
 class ForwardControl:
-    """Decides for one node."""
+    """The threshold of one node and the budgets of its links."""
 
     def __init__(
         self,
         links: Sequence[Link],
-        calibration: NodeCalibration,
+        calibration: Calibration,
         *,
         planned_rate: float,
         burst_seconds: float,
@@ -181,27 +183,24 @@ class ForwardControl:
         if bucket := self._buckets[parent]:
             bucket.give_back()
 
-    def route(self, confidences: FloatArray, open_parents: Sequence[str], now: float) -> Routing:
-        """The hardest first, each to a parent of `open_parents` that has room."""
-        count = len(confidences)
-        self._arrivals.add(count, now)
+    def hardest_first(self, confidences: FloatArray, open_parents: Sequence[str], now: float) -> Sequence[int]:
+        """Learn from a batch, and say which of its samples the threshold does not let the node answer."""
+        self._arrivals.add(len(confidences), now)
         if not self._buckets:
-            return Routing([None] * count, 0)
+            return ()
         if self._adapts:
             self._recent.add(confidences)
-            self._since_tuned += count
+            self._since_tuned += len(confidences)
             if self._since_tuned >= RETUNE_EVERY:
                 self._tune(open_parents, now)
                 self._since_tuned = self._refused = 0
-        parents: list[str | None] = [None] * count
-        refused = 0
-        if open_parents:
-            for row in _hardest_first(confidences, self.threshold):
-                spare = LEFT_TO_HARDER if confidences[row] >= self._hard else 0.0
-                parents[row] = self.reserve(open_parents, now, spare=spare)
-                refused += parents[row] is None
-        self._refused += refused
-        return Routing(parents, refused)
+        return _hardest_first(confidences, self.threshold)
+
+    def take_for(self, confidence: float, open_parents: Sequence[str], now: float) -> str | None:
+        """A parent to ask about a sample of this confidence, its token taken; None where no link has room."""
+        parent = self.reserve(open_parents, now, spare=LEFT_TO_HARDER if confidence >= self._hard else 0.0)
+        self._refused += parent is None
+        return parent
 
     def reserve(self, candidates: Sequence[str], now: float, *, count: int = 1, spare: float = 0.0) -> str | None:
         """A parent with room for `count` more, now taken; `spare` is the part of the burst that must be left."""
