@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exitflow.routing.decisions import FAIR_TIME, LEAST_TIME, Router, Rules
-from exitflow.routing.link_state import FIRST_PAUSE, LAST_PAUSE, MAX_FAILURES, LinkState
+from exitflow.routing.link_state import FIRST_PAUSE, IDLE_PAUSE, LAST_PAUSE, MAX_FAILURES, LinkState
 from exitflow.routing.rate_control import ForwardControl
 from exitflow.topology.graph import Link
 from tests.routing.test_rate_control import Calibration
@@ -139,8 +139,16 @@ def test_a_busy_parent_is_not_cut_and_one_that_cannot_be_reached_is_at_once():
 
 def test_a_parent_that_is_down_is_asked_ever_more_rarely_until_it_has_answered():
     state = LinkState()
+    assert state.next_pause() == IDLE_PAUSE
+    cut(state)
     pauses = [state.next_pause() for _ in range(10)]
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert pauses[-1] == LAST_PAUSE
+    state.mended()
+    assert state.next_pause() == IDLE_PAUSE
+    cut(state)
+    assert state.next_pause() == LAST_PAUSE  # it said that it was ready, and failed again
+    state.mended()
     state.succeeded()
+    cut(state)
     assert state.next_pause() == FIRST_PAUSE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 MAX_FAILURES = 3  # in a row, of a parent that is slow or answers nonsense
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between asking a parent that is down
+IDLE_PAUSE = 2.0  # seconds without an answer after which a parent is asked whether it is still there
 
 # What a failure counts towards cutting the link. A parent is well that is only busy, or finds a client's numbers too
 # large for its part of the network. One whose caller was in a hurry may be; but if all are, in a row, it is not.
@@ -43,7 +44,9 @@ class LinkState:
         return True
 
     def next_pause(self) -> float:
-        """Seconds until a parent that is down should be asked whether it is ready; longer each time."""
+        """Seconds until the parent should be asked whether it is ready; while it is down, longer each time."""
+        if self.open:
+            return IDLE_PAUSE
         pause, self._pause = self._pause, min(2 * self._pause, LAST_PAUSE)
         return pause
 

@@ -9,7 +9,8 @@ import pytest
 
 from exitflow.routing import confidence
 from exitflow.routing.clock import VirtualClock
-from exitflow.routing.link_state import FIRST_PAUSE, MAX_FAILURES
+from exitflow.routing.link_state import FIRST_PAUSE, IDLE_PAUSE, MAX_FAILURES
+from exitflow.serving.ports.description import problems
 from exitflow.serving.wire.answers import BadRequestError
 from tests.serving.inprocess import ALL_UP, EAGER, PATIENT, FakeParent, ask, fake_parent, far_away, running, until
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
@@ -151,6 +152,40 @@ def test_a_parent_that_starts_later_is_found(eager):
             async with fake_parent(parent, int(address.rpartition(":")[2])):
                 await until(lambda: node.links["edge"].state.open)
                 assert (await ask(node, eager)).nodes == ["parent"]
+
+    asyncio.run(scenario())
+
+
+def test_that_an_idle_parent_is_gone_is_noticed_before_somebody_asks(eager):
+    async def scenario():
+        parent, clock = FakeParent(NUM_CLASSES), VirtualClock()
+        async with fake_parent(parent) as address:
+            device = running(eager, "device", {"edge": address}, spec=EAGER, clock=clock)
+            node, _ = await device.__aenter__()
+            await ask(node, eager)
+            clock.advance(IDLE_PAUSE)
+            await until(lambda: parent.probes == 1)
+            assert problems(node) == []
+        await asyncio.sleep(0)
+        await until(lambda: clock.advance(IDLE_PAUSE) or problems(node))
+        assert "link to edge is cut: unreachable" in problems(node)[0]
+        assert node.counts.fallbacks == {}
+        await device.__aexit__(None, None, None)
+
+    asyncio.run(scenario())
+
+
+def test_a_parent_that_answers_is_not_asked_whether_it_is_there(eager):
+    async def scenario():
+        parent, clock = FakeParent(NUM_CLASSES), VirtualClock()
+        async with (
+            fake_parent(parent) as address,
+            running(eager, "device", {"edge": address}, spec=EAGER, clock=clock) as (node, _),
+        ):
+            for _ in range(5):
+                clock.advance(IDLE_PAUSE / 2)
+                await ask(node, eager)
+            assert parent.probes == 0
 
     asyncio.run(scenario())
 

@@ -1,7 +1,8 @@
 """To one parent: the channel, and what went over it.
 
 While the link is cut nothing is sent; in the background the parent is asked from time to time whether it is ready with
-our bundle, and when it is, requests flow again. So no request waits for a parent that is known to be down.
+our bundle, and when it is, requests flow again. So no request waits for a parent that is known to be down. A parent
+that has had nothing to answer for a while is asked too: that it is gone is known before somebody needs it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from exitflow.routing.clock import Clock, sleep
-from exitflow.routing.link_state import LinkState
+from exitflow.routing.link_state import IDLE_PAUSE, LinkState
 from exitflow.serving.bundle.bundle import MAX_MESSAGE
 from exitflow.serving.wire.messages import MESSAGES, SERVICE, ModelInferResponse
 from exitflow.serving.wire.security import Security
@@ -87,7 +88,7 @@ class ParentLink:
         self.state = LinkState()
         self._clock = clock
         self._was_connected = True  # nothing waits for it
-        self._probe: asyncio.Task[None] | None = None
+        self._answered = clock.now()  # when something last came from the parent
         self._expects = ("", "")
         self._metadata = security.metadata
         self._channel = open_channel(address, security)
@@ -99,6 +100,7 @@ class ParentLink:
             request_serializer=MESSAGES["ModelReadyRequest"].SerializeToString,
             response_deserializer=MESSAGES["ModelReadyResponse"].FromString,
         )
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     def was_connected(self) -> bool:
         """Whether the channel was connected when this was last asked. If it is not now, it tries to be."""
@@ -117,8 +119,8 @@ class ParentLink:
         try:
             raw = await self._infer(data, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            reason = _REASONS.get(error.code(), "refused")
-            raise LinkError(reason, error.details() or error.code().name) from None
+            raise _link_error(error) from None
+        self._answered = self._clock.now()
         self.counts.bytes_received += len(raw)
         try:
             return ModelInferResponse.FromString(raw)
@@ -128,28 +130,52 @@ class ParentLink:
     def failed(self, failure: LinkError, samples: int) -> None:
         """Count it, and cut the link if it was one too many."""
         self.counts.failures[failure.reason] += samples
-        if self.state.failed(failure.reason, str(failure)):
-            log.warning("link to %s at %s is cut: %s", self.name, self.address, self.state.problem)
-            self._probe = asyncio.get_running_loop().create_task(self._wait_until_ready())
+        if self._cut_by(failure):
+            self._watching.cancel()  # it sleeps for as long as suits a link that is not cut
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
 
-    async def _wait_until_ready(self) -> None:
+    def _cut_by(self, failure: LinkError) -> bool:
+        is_cut = self.state.failed(failure.reason, str(failure))
+        if is_cut:
+            log.warning("link to %s at %s is cut: %s", self.name, self.address, self.state.problem)
+        return is_cut
+
+    async def _watch(self) -> None:
+        """Ask the parent from time to time, where no answers say that it is there."""
         while True:
             await sleep(self._clock, self.state.next_pause())
-            model, version = self._expects
-            try:
-                question = MESSAGES["ModelReadyRequest"](name=model, version=version)
-                reply = await self._ready(question, timeout=PROBE_TIMEOUT, metadata=self._metadata)
-                if reply is not None and reply.ready:  # None: it cannot be read
-                    break
-            except grpc.aio.AioRpcError:
+            if self.state.open and self._clock.now() - self._answered < IDLE_PAUSE:
                 continue
+            try:
+                await self._ask_whether_ready()
+            except LinkError as failure:
+                self._cut_by(failure)
             except Exception:
                 log.exception("asking whether %s is ready failed", self.name)
-        self.state.mended()
-        log.warning("link to %s at %s works again", self.name, self.address)
+            else:
+                self._answered = self._clock.now()
+                if not self.state.open:
+                    self.state.mended()
+                    log.warning("link to %s at %s works again", self.name, self.address)
+
+    async def _ask_whether_ready(self) -> None:
+        """Or a LinkError."""
+        model, version = self._expects
+        question = MESSAGES["ModelReadyRequest"](name=model, version=version)
+        try:
+            reply = await self._ready(question, timeout=PROBE_TIMEOUT, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise _link_error(error) from None
+        if reply is None:  # it cannot be read
+            raise LinkError("nonsense", "its readiness cannot be read")
+        if not reply.ready:
+            raise LinkError("version", f"it is not ready with bundle {version[:12]}")
 
     async def close(self) -> None:
-        """End the probe and the channel."""
-        if self._probe:
-            self._probe.cancel()
+        """End the watch and the channel."""
+        self._watching.cancel()
         await self._channel.close()
+
+
+def _link_error(error: grpc.aio.AioRpcError) -> LinkError:
+    return LinkError(_REASONS.get(error.code(), "refused"), error.details() or error.code().name)
