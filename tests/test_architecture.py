@@ -91,6 +91,17 @@ def test_an_import_that_points_upward_is_seen_also_in_a_string(line, tmp_path, m
     assert len(upward(path)) == 1
 
 
+SERVING_ROOMS = ("traffic", "ports", "node", "bundle", "wire")  # from the top to the bottom
+
+
+@pytest.mark.parametrize("room", SERVING_ROOMS)
+def test_the_rooms_of_serving_import_one_way(room):
+    below = SERVING_ROOMS[SERVING_ROOMS.index(room) :]
+    for path in (SOURCE / "serving" / room).glob("*.py"):
+        found = {module.split(".")[2] for module in imports(path) if module.startswith("exitflow.serving.")}
+        assert found & set(SERVING_ROOMS) <= set(below), path
+
+
 def test_nothing_is_unpickled():
     for path in MODULES:
         text = path.read_text()

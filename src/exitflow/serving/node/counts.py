@@ -38,6 +38,7 @@ class NodeCounts:
     rejected: int = 0  # requests refused because the queue was full
     invalid: int = 0  # requests that made no sense
     expired: int = 0  # requests whose deadline passed before an answer
+    abandoned: int = 0  # calls whose message did not come, or whose answer was not taken
     requests: int = 0  # answered
     batches: Counter[int] = field(default_factory=Counter)  # size -> how many
     queue_seconds: float = 0.0

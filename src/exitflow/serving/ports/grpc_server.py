@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,80 +11,35 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from exitflow.errors import ExitflowError, ServingError
-from exitflow.logs import about
+from exitflow.errors import ServingError
 from exitflow.serving.bundle.bundle import MAX_MESSAGE, SAMPLES
-from exitflow.serving.node.batching import OverloadedError
-from exitflow.serving.node.node import ExpiredError, Node, UnknownVersionError
+from exitflow.serving.node.node import IN_FLIGHT, Node, UnknownVersionError
 from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.ports.description import model_config, model_metadata, server_metadata, statistics_message, status
+from exitflow.serving.ports.gate import MAX_WAITING, Gate
+from exitflow.serving.ports.refusals import Reason, RefusedError, as_refusal
 from exitflow.serving.ports.requests import FROM, UnknownModelError, check_model, understand_message
 from exitflow.serving.wire.addresses import bound_socket
 from exitflow.serving.wire.answers import BadRequestError
 from exitflow.serving.wire.messages import MESSAGES, METHODS, SERVICE, ModelInferRequest
 
-log = logging.getLogger("exitflow.serving")
-
 OWN_SERVICE = "exitflow.Node"
 MAX_PENDING = 16_384  # calls that gRPC holds for us; beyond its own limits it cancels them, at random and uncounted
-Code = grpc.StatusCode
+
 Context = Any  # grpc.aio.ServicerContext, which is generic without need
-
-
-class RefusedError(Exception):
-    """Ends a call with a status and one sentence."""
-
-    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = code
-
-
-def as_refusal(
-    error: Exception, node: Node, *, forwarded: bool = False, request: str = "", peer: str = ""
-) -> RefusedError:
-    """The status for what can go wrong with a request; `request` and `peer` stand in the log."""
-    refusal = _refusal(error, node, forwarded=forwarded)
-    extra = about(code=refusal.code.name, request=request or None, peer=peer or None)
-    if refusal.code is Code.INTERNAL:
-        log.error("a request failed", exc_info=error, extra=extra)
-    else:  # a full queue and a deadline say nothing of who asked, and are counted
-        level = logging.DEBUG if isinstance(error, (OverloadedError, ExpiredError)) else logging.INFO
-        log.log(level, "a request was refused: %s", refusal, extra=extra)
-    return refusal
-
-
-def _refusal(error: Exception, node: Node, *, forwarded: bool) -> RefusedError:
-    match error:
-        case RefusedError():
-            return error
-        case BadRequestError():
-            node.counts.invalid += 1
-            return RefusedError(Code.INVALID_ARGUMENT, str(error))
-        case UnknownModelError() | UnknownVersionError():
-            return RefusedError(Code.FAILED_PRECONDITION if forwarded else Code.NOT_FOUND, str(error))
-        case OverloadedError():
-            return RefusedError(Code.RESOURCE_EXHAUSTED, f"node {node.name!r} has a full queue; try again later")
-        case ExpiredError():
-            return RefusedError(Code.DEADLINE_EXCEEDED, "the deadline passed before the request was computed")
-        case ExitflowError():
-            return RefusedError(Code.FAILED_PRECONDITION, str(error))
-        case _:
-            return RefusedError(Code.INTERNAL, "the node failed on this request; its log says why")
 
 
 class InferenceService:
     """The calls of one port."""
 
-    def __init__(self, node: Node, *, token: str | None = None, may_forward: bool = True) -> None:
-        self._node, self._token, self._may_forward = node, token, may_forward
+    def __init__(self, node: Node, *, may_forward: bool = True) -> None:
+        self._node, self._may_forward = node, may_forward
 
     async def infer(self, data: bytes, context: Context) -> Any:
         """ModelInfer."""
         node = self._node
         request = ModelInferRequest()
         try:
-            if self._token is not None:
-                self._check_token(context)
             _parse(request, data)
             wanted = understand_message(node, request, may_forward=self._may_forward)
             if wanted.child is not None:
@@ -105,7 +58,7 @@ class InferenceService:
             refusal = as_refusal(
                 error, node, forwarded=FROM in request.parameters, request=request.id, peer=context.peer()
             )
-            await context.abort(refusal.code, str(refusal))
+            await context.abort(refusal.reason.code, str(refusal))
         bundle = wanted.loaded.bundle
         return answers.to_bytes(bundle.manifest.name, bundle.version, request.id, wanted.outputs)
 
@@ -149,32 +102,23 @@ class InferenceService:
 
         async def guarded(data: bytes, context: Context) -> Any:
             try:
-                if self._token is not None:
-                    self._check_token(context)
                 found = call(_parse(asked(), data) if asked else data)
                 if asyncio.iscoroutine(found):
                     found = await found
             except Exception as error:
                 refusal = as_refusal(error, self._node, peer=context.peer())
-                await context.abort(refusal.code, str(refusal))
+                await context.abort(refusal.reason.code, str(refusal))
             if isinstance(found, bytes):
                 return found
             return (answer(**found) if isinstance(found, dict) else found).SerializeToString()
 
         return guarded
 
-    def _check_token(self, context: Context) -> None:
-        """Nodes have shown a certificate instead."""
-        if context.auth_context().get("x509_common_name"):
-            return
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        check_token(str(given), self._token)
-
     def _check_child(self, child: str, context: Context) -> None:
         """A certificate, where one was shown, must be the child's own."""
         names = context.auth_context().get("x509_common_name")
         if names and names[0].decode() != child:
-            raise RefusedError(Code.PERMISSION_DENIED, f"this certificate is not that of node {child!r}")
+            raise RefusedError(Reason.DENIED, f"this certificate is not that of node {child!r}")
 
     def _about(self, asked: Any, describe: Callable[[Node], Any]) -> Any:
         check_model(self._node, asked.name, asked.version)
@@ -211,15 +155,9 @@ def _parse(message: Any, data: bytes) -> Any:
     return message
 
 
-def check_token(given: str, token: str | None) -> None:
-    """`Bearer TOKEN`, compared in constant time."""
-    if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        raise RefusedError(Code.UNAUTHENTICATED, "this node wants a bearer token: authorization: Bearer TOKEN")
-
-
-def max_connections(spec: ServingSpec) -> int:
-    """Well beyond what the queue takes, so that it is the queue that refuses, with a sentence."""
-    return 8 * spec.queue_size + 256
+def max_calls(spec: ServingSpec) -> int:
+    """Well beyond what the queue takes and what may wait, so that it is these that refuse, with a sentence."""
+    return 2 * IN_FLIGHT * spec.queue_size + 4 * MAX_WAITING
 
 
 async def start_grpc(
@@ -232,6 +170,7 @@ async def start_grpc(
     key: str = "--listen",
 ) -> tuple[grpc.aio.Server, int]:
     """(server, port), listening; `key` is where the address was given."""
+    most = max_calls(node.spec)
     bound_socket(address, key).close()  # gRPC would say why not in lines of its own
     options = [
         ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -240,9 +179,10 @@ async def start_grpc(
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.max_ping_strikes", 0),  # children make sure that the connection is alive
+        ("grpc.max_concurrent_streams", most),  # of one connection; it resets what comes beyond, so not fewer
     ]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_connections(node.spec))
-    service = InferenceService(node, token=token, may_forward=may_forward)
+    server = grpc.aio.server(options=options, interceptors=[Gate(node, token)], maximum_concurrent_rpcs=most)
+    service = InferenceService(node, may_forward=may_forward)
     server.add_generic_rpc_handlers((service.handlers(), service.own_handlers()))
     try:
         port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exitflow.logs import about
 from exitflow.serving.node.node import Node
-from exitflow.serving.ports.grpc_server import max_connections
+from exitflow.serving.ports.grpc_server import max_calls
 from exitflow.serving.ports.rest import RestApp
 from exitflow.serving.wire.addresses import bound_socket
 from exitflow.serving.wire.certificate_files import CERTIFICATE, KEY
@@ -95,7 +95,7 @@ async def start_rest(node: Node, address: str, security: Security) -> RestServer
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=5,
-        limit_concurrency=max_connections(node.spec),
+        limit_concurrency=max_calls(node.spec),
         log_level="warning",
         ssl_certfile=security.path(CERTIFICATE),
         ssl_keyfile=security.path(KEY),

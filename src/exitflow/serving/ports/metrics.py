@@ -41,6 +41,8 @@ class _NodeCollector(Collector):
         yield _counter("exitflow_rejected", "Requests refused: the queue was full.", "", {"": counts.rejected})
         yield _counter("exitflow_invalid", "Requests that made no sense.", "", {"": counts.invalid})
         yield _counter("exitflow_expired", "Requests whose deadline passed.", "", {"": counts.expired})
+        text = "Calls given up: their message did not come, or their answer was not taken."
+        yield _counter("exitflow_abandoned", text, "", {"": counts.abandoned})
         yield _counter("exitflow_failed", "Requests on which the engine failed.", "", {"": counts.failed})
         yield _counter("exitflow_audited", "Confident answers that a parent was asked about.", "", {"": counts.audited})
         yield _counter("exitflow_audits_agreed", "Of these, the parent said the same.", "", {"": counts.agreed})

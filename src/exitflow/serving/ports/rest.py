@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-import grpc
 import numpy as np
 
 from exitflow.config import parse_json
@@ -31,23 +30,13 @@ from exitflow.serving.ports.description import (
     statistics,
     status,
 )
-from exitflow.serving.ports.grpc_server import as_refusal, check_token
+from exitflow.serving.ports.gate import check_token
 from exitflow.serving.ports.metrics import prometheus_text
 from exitflow.serving.ports.openapi import description
+from exitflow.serving.ports.refusals import Reason, RefusedError, as_refusal
 from exitflow.serving.ports.requests import Tensor, check_model, check_output_parameters, understand
 from exitflow.serving.wire.answers import INPUT, OUTPUTS, Answers, BadRequestError, output_shape
 
-Code = grpc.StatusCode
-HTTP_STATUS = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.UNAUTHENTICATED: 401,
-    Code.PERMISSION_DENIED: 403,
-    Code.NOT_FOUND: 404,
-    Code.FAILED_PRECONDITION: 409,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.INTERNAL: 500,
-    Code.DEADLINE_EXCEEDED: 504,
-}
 BINARY_HEADER = "inference-header-content-length"
 _JSON = "application/json"
 MAX_HELD = 256 * 2**20  # bytes of bodies that are still coming in
@@ -77,10 +66,6 @@ class Response:
 
 def _json(value: Any, status: int = 200) -> Response:
     return Response(json.dumps(value, allow_nan=False).encode(), status)
-
-
-class TooLargeError(Exception):
-    """The body is larger than a request may be."""
 
 
 class RestApp:
@@ -118,13 +103,11 @@ class RestApp:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             response = await self._respond(scope["method"], scope["raw_path"].decode("latin-1"), headers, receive)
-        except TooLargeError as error:
-            response = _json({"error": str(error)}, 413)
         except asyncio.CancelledError:  # by uvicorn, when the node stops and this would take too long
             response = _json({"error": "the node stops"}, 503)
         except Exception as error:
             refusal = as_refusal(error, self._node, peer="{}:{}".format(*scope.get("client") or ("unknown", 0)))
-            response = _json({"error": str(refusal)}, HTTP_STATUS[refusal.code])
+            response = _json({"error": str(refusal)}, refusal.reason.http)
         response = _compressed(response, headers.get("accept-encoding", ""))
         sent = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
         encoded = [(name.encode(), value.encode()) for name, value in (*sent, *response.headers)]
@@ -237,8 +220,8 @@ def _statistics(node: Node) -> dict[str, Any]:
     return {"model_stats": [statistics(node)]}
 
 
-def _too_large(most: int) -> TooLargeError:
-    return TooLargeError(f"a request has at most {most} bytes here")
+def _too_large(most: int) -> RefusedError:
+    return RefusedError(Reason.TOO_LARGE, f"a request has at most {most} bytes here")
 
 
 def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
@@ -277,7 +260,8 @@ def _split_body(request: Request, most: int) -> tuple[dict[str, Any], bytes]:
             )
         body, binary = body[: int(length)], body[int(length) :]
     if len(body) > most:
-        raise TooLargeError(f"the JSON of a request has at most {most} bytes here; larger tensors may come in binary")
+        sentence = f"the JSON of a request has at most {most} bytes here; larger tensors may come in binary"
+        raise RefusedError(Reason.TOO_LARGE, sentence)
     try:
         document = parse_json(body)
     except ValueError:

@@ -86,13 +86,15 @@ async def _serve(options: ServeOptions) -> None:
 async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExitStack) -> dict[str, str]:
     """Where: kind of port -> address."""
     security = options.security
-    ports = [("grpc", "--listen", options.listen, security.node_credentials(), True)]
+    own = None if security.mutual else security.token  # who has shown a certificate needs no token
+    ports = [("grpc", "--listen", options.listen, security.node_credentials(), own, True)]
     if options.clients:
-        ports.append(("clients", "--clients", options.clients, security.client_credentials(), not security.mutual))
+        open_to = security.client_credentials()
+        ports.append(("clients", "--clients", options.clients, open_to, security.token, not security.mutual))
     where = {}
-    for kind, key, address, credentials, may_forward in ports:
+    for kind, key, address, credentials, token, may_forward in ports:
         server, port = await start_grpc(
-            node, address, credentials=credentials, token=security.token, may_forward=may_forward, key=key
+            node, address, credentials=credentials, token=token, may_forward=may_forward, key=key
         )
         stack.push_async_callback(server.stop, GRACE)
         where[kind] = f"{parse_address(address, '')[0]}:{port}"
