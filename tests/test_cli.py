@@ -24,7 +24,7 @@ def run(tmp_path_factory):
     return path
 
 
-def test_plan_prints_what_the_issue_tracker_promised():
+def test_plan_prints_the_rates_as_json():
     found = json.loads(call("plan", "paper-7:80-15-5", "--json").stdout)
     assert set(found) == {"name", "nodes", "exits"}
     assert found["nodes"]["edge-0"] == {
@@ -91,6 +91,30 @@ def test_plan_refuses_a_queue_that_grows_without_end(tmp_path):
     assert "node d-0 would have to work 120.0 % of the time" in call("plan", path, code=2).stderr
 
 
+def test_plan_keeps_what_its_owner_asks_for_and_draws_it(tmp_path):
+    path, page = tmp_path / "timed.toml", tmp_path / "plan.html"
+    path.write_text(TIMED)
+    output = call("plan", path, "--slo", "cost=10", "--html", page).stdout
+    assert "cost=10 is kept: cost 10.0." in output
+    assert "d-0 and 1 alike" in page.read_text()
+    assert "d-0 (x 2)" in output
+    refused = call("plan", path, "--slo", "p50=1ms", code=2).stderr
+    assert "no plan keeps p50=1ms: the nearest has p50 20" in refused
+
+
+def test_whatif_prints_every_combination_and_writes_a_page(tmp_path):
+    path, page = tmp_path / "timed.toml", tmp_path / "whatif.html"
+    path.write_text(TIMED)
+    vary = ("--vary", "tiers.d.max_transfer_rate=2,4", "--vary", "tiers.d.cores=1,2")
+    output = call("whatif", path, *vary, "--html", page).stdout
+    assert "2 *" in output  # the second core makes answers earlier, for nothing
+    assert output.count("\n") < 20
+    points = json.loads(call("whatif", path, *vary, "--json").stdout)["points"]
+    assert [point["cost"] for point in points] == pytest.approx([10, 10, 20, 20])
+    assert page.read_text().count("<svg class='tree'") == 4
+    assert "there is none of that name" in call("whatif", path, "--vary", "tiers.x.count=1", code=2).stderr
+
+
 def test_plan_prints_a_table():
     output = call("plan", "paper-7:80-15-5").stdout
     assert "device-0" in output
@@ -103,6 +127,11 @@ def test_plan_of_a_large_system_is_cut_and_says_so(tmp_path):
         '[[tiers]]\nname = "d"\ncount = 500\nexit = 1\narrival_rate = 1\n[[tiers]]\nname = "c"\ncount = 1\nexit = 2\n'
     )
     path.write_text(tiers)
+    assert "d-0 (x 500)" in call("plan", path).stdout  # they are alike
+    nodes = [
+        f'[[nodes]]\nname = "d{n}"\nexit = 1\narrival_rate = {n}\nparents = [{{name = "c"}}]\n' for n in range(500)
+    ]
+    path.write_text("".join(nodes) + '[[nodes]]\nname = "c"\nexit = 2\n')
     output = call("plan", path).stdout
     assert "and 461 more: see --json" in output
     assert len(output.splitlines()) < 70

@@ -95,12 +95,23 @@ def parse_assignment(text: str, example: str = "training.rounds=5") -> tuple[lis
 
 
 def assign(table: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set `value` at the dotted `path`, making tables on the way."""
+    """Set `value` at the dotted `path`, making tables on the way; in an array of tables, a name finds its table."""
+    place: Any = table
     for name in path[:-1]:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
+        place = _named(place, name) if isinstance(place, list) else place.setdefault(name, {})
+        if not isinstance(place, dict | list):
             raise ConfigError("is not a table, so nothing can be set inside it", key=name)
-    table[path[-1]] = value
+    if isinstance(place, list):
+        raise ConfigError(f"is an array of tables: say of which, such as {path[-2]}.NAME.{path[-1]}", key=path[-2])
+    place[path[-1]] = value
+
+
+def _named(tables: list[Any], name: str) -> Any:
+    """The table of an array that has this `name`."""
+    names = {str(table.get("name")): table for table in tables if isinstance(table, dict)}
+    if name not in names:
+        raise ConfigError(f"there is none of that name{suggestion(name, names)}", key=name)
+    return names[name]
 
 
 def located(key: str, function: Callable[..., T], *args: Any) -> T:

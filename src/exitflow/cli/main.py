@@ -8,8 +8,9 @@ from exitflow import __version__
 from exitflow.cli.program import Program
 
 COMMANDS = {  # name -> the module of exitflow.cli, which is loaded when it is needed
-    "plan": "systems",
-    "explain": "systems",
+    "plan": "planning",
+    "whatif": "planning",
+    "explain": "explain",
     "train": "training",
     "evaluate": "training",
     "compare": "training",

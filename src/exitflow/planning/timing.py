@@ -179,7 +179,7 @@ def _spaced(classes: NodeClasses, plan: ServingPlan, node: Node) -> float:
     total = plan.nodes[node.name].received_rate
     spaced = 0.0
     for (name, link), number in classes.incoming.items():
-        if link.name == node.name:
+        if link.name == node.name and total:
             child = classes.topology.by_name[name]
             rate = next(plan.nodes[name].parents[own.name] for own in child.parents if classes.kind(own) == link)
             spaced += number * (rate / total) ** 2 * _share(max(_gap(child), _wire_ms(link)), service)

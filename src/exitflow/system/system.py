@@ -7,6 +7,7 @@ load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -117,23 +118,23 @@ def load_resolved(path: Path) -> System:
 
 def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, default_name: str = "system") -> System:
     """From parsed TOML."""
-    table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    changed = copy.deepcopy(dict(table)) if overrides else dict(table)
     for text in overrides:
         path, value = parse_assignment(text)
-        assign(table, path, value)
-    check_keys(table, _KEYS)
-    name = table.get("name", default_name)
+        assign(changed, path, value)
+    check_keys(changed, _KEYS)
+    name = changed.get("name", default_name)
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ConfigError(f"expected a name of printable characters, got {name!r}", key="name")
-    tiers = decode_list(Tier, table.get("tiers", []), "tiers")
-    nodes = decode_list(Node, table.get("nodes", []), "nodes")
+    tiers = decode_list(Tier, changed.get("tiers", []), "tiers")
+    nodes = decode_list(Node, changed.get("nodes", []), "nodes")
     return System(
         name,
         Topology((*expand_tiers(tiers), *nodes)),
-        located("model", decode_model, table.get("model", {})),
-        located("data", decode, DataSpec, table.get("data", {})),
-        located("training", decode, TrainingSpec, table.get("training", {})),
-        located("federation", decode, FederationSpec, table.get("federation", {})),
+        located("model", decode_model, changed.get("model", {})),
+        located("data", decode, DataSpec, changed.get("data", {})),
+        located("training", decode, TrainingSpec, changed.get("training", {})),
+        located("federation", decode, FederationSpec, changed.get("federation", {})),
     )
 
 
