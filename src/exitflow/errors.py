@@ -87,6 +87,12 @@ class MissingExtraError(ExitflowError):
         super().__init__(f"this needs {package}, which is not installed: pip install 'exitflow[{extra}]'")
 
 
+def os_problem(error: OSError) -> str:
+    """Of which file, and what: `runs/x: No space left on device`."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
 def one_line(text: str) -> str:
     """`text` as one line of printable characters, in which a long word, and a long whole, lose their middle."""
     if len(text) <= MAX_WORD and text.isprintable():

@@ -124,7 +124,7 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
         (CAMPUS.replace("25.0", "1e308"), "tiers[0].arrival_rate: a rate must be a finite number"),
         (CAMPUS.replace("25.0", "0.0"), "system.toml: no requests arrive"),
         (CAMPUS.replace('"edge"', '"' + "é" * 51 + '"'), "tiers[1].name: must be letters, digits"),
-        (CAMPUS.replace('"campus"', r'"cam\npus"'), "name: expected a name of printable characters"),
+        (CAMPUS.replace('"campus"', r'"cam\npus"'), "name: expected a name of 1 to 200 printable characters"),
         (CAMPUS + "[model]\nwidth = 1000000\n", "model.width: 1000000 gives the last stage 8,000,000 channels"),
         (
             CAMPUS + "[model]\nblocks = [1000000000]\nstrides = [1]\n",
@@ -167,7 +167,7 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
         (CAMPUS + "[data]\nlayer_shares = [1, 2]\n", "data.layer_shares: one for each of the 3 exits, got 2"),
         (CAMPUS + "[data]\nlayer_shares = [1, 2, 0]\n", "exit 3 has no data to train on"),
         (CAMPUS + "[training]\nweighting = 'serving'\n", "training.weighting: there is no weighting 'serving'"),
-        (CAMPUS + "[training]\nrounds = 0\n", "training.rounds: must be at least 1, got 0"),
+        (CAMPUS + "[training]\nrounds = 0\n", "training.rounds: must be from 1 to 1,000,000,000, got 0"),
         (CAMPUS + "[training]\nmomentum = 1.0\n", "training.momentum: must be from 0 to below 1, got 1.0"),
         (CAMPUS + "[training]\nlearning_rate = nan\n", "training.learning_rate: must be above 0, up to 1e+30, got nan"),
         (CAMPUS + "[training]\nhelp_probability = 0.7\n", "training.help_probability: 0.7 for each of 2 lower exits"),

@@ -16,13 +16,14 @@ from exitflow.cli.options import (
     set_option,
     workers_option,
 )
+from exitflow.cli.program import Command
 from exitflow.report.terminal import percent, print_table
 
 if TYPE_CHECKING:
     from exitflow.runs.explanation import Explanation
 
 
-@click.command(short_help="What each weighting costs, error by error.")
+@click.command(cls=Command, short_help="What each weighting costs, error by error.")
 @click.argument("system")
 @backend_option
 @workers_option

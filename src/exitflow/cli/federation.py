@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from exitflow.cli.options import set_option
+from exitflow.cli.program import Group
 
 
-@click.group(short_help="Train across machines that keep their data.")
+@click.group(cls=Group, short_help="Train across machines that keep their data.")
 def federation() -> None:
     """Train across machines that keep their data: see docs/federation.md.
 

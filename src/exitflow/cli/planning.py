@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from exitflow.cli.options import data_dir_option, dataset_for, json_option, print_json, set_option
+from exitflow.cli.program import Command
 from exitflow.config import require
 from exitflow.report.terminal import amount, milliseconds, percent, print_table, progress_bar, rate
 
@@ -26,7 +27,7 @@ _RUN = "Send up only what gains by it, as the exits of this run answer."
 _run = click.option("--run", metavar="RUN", help=_RUN)
 
 
-@click.command(short_help="The rates at every node and exit of SYSTEM.")
+@click.command(cls=Command, short_help="The rates at every node and exit of SYSTEM.")
 @click.argument("system")
 @_run
 @click.option(
@@ -180,7 +181,7 @@ def _print_timing(found: Timing, classes: NodeClasses) -> None:
         click.echo(f"A million requests cost {found.cost_per_million:,.2f}.")
 
 
-@click.command(short_help="Plans of SYSTEM for many values of its keys.")
+@click.command(cls=Command, short_help="Plans of SYSTEM for many values of its keys.")
 @click.argument("system")
 @click.option(
     "--vary",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from exitflow.cli.program import Command
 
-@click.command(short_help="A page with tables and figures of RUNS.")
+
+@click.command(cls=Command, short_help="A page with tables and figures of RUNS.")
 @click.argument("runs")
 @click.option("--out", metavar="DIR", help="Where the page is written; RUNS/report if not given.")
 def report(runs: str, out: str | None) -> None:

@@ -12,6 +12,7 @@ import click
 
 from exitflow import logs
 from exitflow.cli.options import data_dir_option, dataset_for, json_option, log_options, print_json
+from exitflow.cli.program import Command
 from exitflow.errors import MissingExtraError
 from exitflow.report.terminal import live_table, percent, print_table, rate
 from exitflow.routing import CONFIDENCES
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _set = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change how it serves: codec=u8.")
 
 
-@click.command(short_help="Turn a trained RUN into a BUNDLE to serve.")
+@click.command(cls=Command, short_help="Turn a trained RUN into a BUNDLE to serve.")
 @click.argument("run")
 @click.option("--out", required=True, metavar="BUNDLE", help="The new directory of the bundle.")
 @click.option("--quantize", type=click.Choice(["int8"]), help="Static quantisation, calibrated on validation data.")
@@ -100,7 +101,7 @@ def _print_export(out: str, manifest: Manifest) -> None:
     click.echo(f"{out}: next: exitflow up {out}")
 
 
-@click.command(short_help="Serve one node of BUNDLE.")
+@click.command(cls=Command, short_help="Serve one node of BUNDLE.")
 @click.argument("bundle")
 @click.option("--node", required=True, metavar="NAME", help="Which node of the bundle this is.")
 @click.option("--listen", default="127.0.0.1:8001", show_default=True, metavar="HOST:PORT", help="gRPC.")
@@ -142,7 +143,7 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
     )
 
 
-@click.command(short_help="Serve every node of BUNDLE on this machine.")
+@click.command(cls=Command, short_help="Serve every node of BUNDLE on this machine.")
 @click.argument("bundle")
 @log_options
 @_set
@@ -208,7 +209,7 @@ _DRIFT = (
 )
 
 
-@click.command(short_help="Send requests to a tree, and report.")
+@click.command(cls=Command, short_help="Send requests to a tree, and report.")
 @click.argument("targets", nargs=-1, required=True, metavar="BUNDLE|ADDRESS...")
 @click.option("--rate", "total_rate", type=float, metavar="R", help="Requests/s in all; as planned if not given.")
 @click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="N requests at once, instead of arrivals.")
@@ -284,7 +285,7 @@ def _print_load(found: LoadReport) -> None:
         click.echo(f"{'as planned' if good else 'NOT AS PLANNED'}: {sentence}.")
 
 
-@click.command(short_help="Turn observed rates into a system file.")
+@click.command(cls=Command, short_help="Turn observed rates into a system file.")
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 @click.option("--out", required=True, metavar="FILE", help="The new system file.")
 @click.option("--window", type=click.FloatRange(min=1), metavar="S", help="Watch for S seconds; else since the start.")
@@ -320,7 +321,7 @@ def observe(addresses: tuple[str, ...], out: str, window: float | None, as_json:
     click.echo(f"{out}: next: exitflow plan {out}")
 
 
-@click.command(short_help="Let nodes load a new bundle.")
+@click.command(cls=Command, short_help="Let nodes load a new bundle.")
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 @_access
 @json_option
@@ -351,7 +352,7 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
     print_table("Loaded", ["node", "bundle"], [[status["node"], status["bundle"][:12]] for status in found])
 
 
-@click.command(short_help="Make a private CA and certificates for a tree.")
+@click.command(cls=Command, short_help="Make a private CA and certificates for a tree.")
 @click.argument("bundle")
 @click.option("--out", required=True, metavar="DIR", help="The new directory; keep its ca-key.pem to yourself.")
 @click.option(

@@ -20,6 +20,7 @@ from exitflow.cli.options import (
     split_seeds,
     workers_option,
 )
+from exitflow.cli.program import Command
 from exitflow.errors import ConfigError, suggestion
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.terminal import amount, percent, print_table, progress_bar, rate, spread
@@ -45,7 +46,7 @@ _federation = click.option(
 _relay = click.option("--relay", metavar="PATH", hidden=True)  # where a ServerApp that started this command connects
 
 
-@click.command(short_help="Train SYSTEM, or go on with a run that was cut off.")
+@click.command(cls=Command, short_help="Train SYSTEM, or go on with a run that was cut off.")
 @click.argument("system", required=False)
 @click.option("--out", metavar="RUN", help="The new directory of the run.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with this run instead of starting one.")
@@ -162,7 +163,7 @@ def print_training(run: Run, as_json: bool) -> None:
     click.echo(f"Next: exitflow evaluate {run.path}")
 
 
-@click.command(short_help="How accurately the system of RUN answers.")
+@click.command(cls=Command, short_help="How accurately the system of RUN answers.")
 @click.argument("run")
 @click.option("--serving", multiple=True, metavar="X-Y-Z", help="Another serving setting; may be given more than once.")
 @click.option(
@@ -210,7 +211,7 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
     print_table(title, ["", "on all samples", "serves/s", "on what it serves"], rows)
 
 
-@click.command(short_help="Train SYSTEM in several ways, and compare.")
+@click.command(cls=Command, short_help="Train SYSTEM in several ways, and compare.")
 @click.argument("system")
 @click.option("--weightings", metavar="A,B", help=f"What to compare; {COMPARED} if nothing is said.")
 @click.option("--methods", metavar="A,B", help=f"More to compare: {', '.join(METHODS)}.")

@@ -7,7 +7,8 @@ it holds all of them too, and draws one for every local step, as FjORD does (Hor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -122,13 +123,15 @@ def _all_exits(row: FloatArray, uniform: float, joint_weights: FloatArray, as_su
     return tuple(int(exit) + 1 for exit in counting), tuple(shares.tolist()), float(row[counting[0]])
 
 
-def step_exits(task: Task, spec: TrainingSpec, num_steps: int) -> list[tuple[int, ...]]:
+def step_exits(task: Task, spec: TrainingSpec, num_steps: int) -> Iterator[tuple[int, ...]]:
     """Which exits of its task a node trains in each of its steps.
 
     All of them; with "each-step" one that is drawn uniformly, and the deepest too where it is to be learned from.
     """
     if spec.local_exits != "each-step":
-        return [task.exits] * num_steps
-    drawn = [task.exits[derive(task.seed, "exit", step) % len(task.exits)] for step in range(num_steps)]
+        yield from repeat(task.exits, num_steps)
+        return
     teacher = {task.deepest} if spec.objective != "labels" else set()
-    return [tuple(sorted({exit} | teacher)) for exit in drawn]
+    for step in range(num_steps):
+        drawn = task.exits[derive(task.seed, "exit", step) % len(task.exits)]
+        yield tuple(sorted({drawn} | teacher))

@@ -9,6 +9,7 @@ from exitflow.config import check_choices, require
 from exitflow.errors import suggestion
 from exitflow.federated.weighting import WEIGHTINGS, ExitWeighting, fixed_weights
 
+MAX_TIMES = 1_000_000_000  # rounds, passes, steps and samples of a batch
 MAX_FACTOR = 1e30  # of what multiplies float32 tensors
 
 
@@ -57,7 +58,8 @@ class TrainingSpec:
         require(known, "weighting", problem)
         for key in ("rounds", "local_epochs", "local_steps", "batch_size", "evaluate_every"):
             value = getattr(self, key)
-            require(value is None or value >= 1, key, f"must be at least 1, got {value}")
+            valid = value is None or 1 <= value <= MAX_TIMES
+            require(valid, key, f"must be from 1 to {MAX_TIMES:,}, got {value}")
         require(self.seed >= 0, "seed", f"must be 0 or more, got {self.seed}")
         valid = 0 <= self.warmup_rounds < self.rounds
         problem = f"must be 0 or more, and below the number of rounds, {self.rounds}; got {self.warmup_rounds}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, Protocol, Self
 
 from exitflow.config import check_choices, decode, located, require, require_table
@@ -12,6 +13,7 @@ from exitflow.errors import suggestion
 HeadKind = Literal["gap", "grid"]
 
 MAX_BLOCKS, MAX_CHANNELS, MAX_STRIDE = 1_000, 65_536, 64  # far beyond any network that trains; no slip gets past them
+MAX_WEIGHTS = 10**10  # of the convolutions: 40 GB
 
 
 class ModelSpec(Protocol):
@@ -48,6 +50,10 @@ class _ResidualTrunk:
         valid = len(self.strides) == len(self.blocks) and min(self.strides) >= 1 and max(self.strides) <= MAX_STRIDE
         problem = f"one from 1 to {MAX_STRIDE} for each of the {len(self.blocks)} stages, got {list(self.strides)}"
         require(valid, "strides", problem)
+        shapes = [self.width, *(channels for channels, _ in self.block_shapes())]
+        weights = sum(9 * (before + after) * after for before, after in pairwise(shapes))
+        problem = f"{self.width} gives the blocks {weights:,} weights, {MAX_WEIGHTS:,} at most are allowed"
+        require(weights <= MAX_WEIGHTS, "width", problem)
 
     @property
     def num_blocks(self) -> int:

@@ -39,6 +39,7 @@ from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
 from exitflow.topology.rates import check_requests_arrive
 from exitflow.topology.settings import with_setting
 
+MAX_NAME = 200  # characters
 _KEYS = ("name", "tiers", "nodes", "model", "data", "training", "federation")
 
 
@@ -124,8 +125,8 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
         assign(changed, path, value)
     check_keys(changed, _KEYS)
     name = changed.get("name", default_name)
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise ConfigError(f"expected a name of printable characters, got {name!r}", key="name")
+    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= MAX_NAME:
+        raise ConfigError(f"expected a name of 1 to {MAX_NAME} printable characters, got {name!r}", key="name")
     tiers = decode_list(Tier, changed.get("tiers", []), "tiers")
     nodes = decode_list(Node, changed.get("nodes", []), "nodes")
     return System(

@@ -131,9 +131,23 @@ def test_a_worker_that_dies_is_reported_with_what_it_was_doing(tmp_path):
             list(updates)
 
 
-def test_an_error_in_a_worker_is_reported_with_what_it_was_doing(tmp_path, monkeypatch):
+def without_a_second_file():
+    """As `shutil` leaves it where a disk is full: it prints as `'momentum' -> None`."""
+    error = OSError(28, "No space left on device", "momentum")
+    error.filename2 = None
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (RuntimeError("no luck"), "RuntimeError: no luck$"),
+        (without_a_second_file(), "OSError: momentum: No space left on device$"),
+    ],
+)
+def test_an_error_in_a_worker_is_reported_with_what_it_was_doing(tmp_path, monkeypatch, error, sentence):
     def fail(self, state, task):
-        raise RuntimeError("no luck")
+        raise error
 
     monkeypatch.setattr(LocalTrainer, "train", fail)
     assembly = Assembly(tiny_system(), image_dataset(96))
@@ -141,7 +155,7 @@ def test_an_error_in_a_worker_is_reported_with_what_it_was_doing(tmp_path, monke
     tasks = sample_tasks(list(assembly.samples), assembly.profile.probabilities, round=1, seed=0)
     with (
         open_backend("processes", assembly.trainer(tmp_path), state, workers=1) as backend,
-        pytest.raises(TrainingError, match="node 'cloud-0', exit 3: RuntimeError: no luck"),
+        pytest.raises(TrainingError, match=f"node 'cloud-0', exit 3: {sentence}"),
     ):
         list(backend.run(state, tasks))
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from exitflow.errors import TrainingError
+from exitflow.errors import TrainingError, os_problem
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, ServerState, Task, Update, task_from_json
 from exitflow.tensors import Layout, copy_into, take
@@ -182,7 +182,8 @@ def _work(trainer: LocalTrainer, shared: _SharedTensors, connection: Connection,
         try:
             reply = _do(trainer, shared, job)
         except Exception as error:
-            reply = {"error": f"{type(error).__name__}: {error}"}
+            reason = os_problem(error) if isinstance(error, OSError) else error
+            reply = {"error": f"{type(error).__name__}: {reason}"}
         try:
             connection.send_bytes(json.dumps(reply).encode())
         except OSError:

@@ -22,7 +22,7 @@ import ray
 import torch
 from torch import Tensor
 
-from exitflow.errors import ConfigError, TrainingError
+from exitflow.errors import ConfigError, TrainingError, os_problem
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, ServerState, Task, Update
 from exitflow.tensors import Tensors
@@ -94,8 +94,10 @@ class RayBackend:
         try:
             return ray.get(reference)
         except ray.exceptions.RayTaskError as error:
-            reason = f"{type(error.cause).__name__}: {error.cause}"
-            raise TrainingError(f"a worker of Ray failed at node {job[0]!r}: {reason}") from None
+            cause = error.cause
+            reason = os_problem(cause) if isinstance(cause, OSError) else cause
+            problem = f"a worker of Ray failed at node {job[0]!r}: {type(cause).__name__}: {reason}"
+            raise TrainingError(problem) from None
         except ray.exceptions.RayError as error:
             raise TrainingError(f"a worker of Ray died at node {job[0]!r}: {' '.join(str(error).split())}") from None
 
