@@ -260,6 +260,7 @@ def test_explain_sets_the_weightings_side_by_side():
         (["train", "paper-7"], "exitflow: train: give a SYSTEM and --out RUN, or --resume RUN\n"),
         (["train", "paper-7", "--resume", "x"], "exitflow: --resume: goes on with a run as it was begun"),
         (["train", "--resume", "x", "--seed", "0"], "exitflow: --resume: goes on with a run as it was begun"),
+        (["train", "paper-7", "--accept", "edited-spec"], "exitflow: --accept: is for --resume\n"),
         (["train", "--resume", "nowhere"], "exitflow: nowhere: is not a run directory"),
         (["train", "paper-7", "--out", "x", "--seed", "-1"], "training.seed: must be 0 or more, got -1"),
         (["train", "paper-7", "--out", "x", "--weighting", "best"], "training.weighting: there is no weighting 'best'"),

@@ -6,7 +6,7 @@ import pytest
 
 from exitflow.config import parse_toml, read_toml
 from exitflow.errors import ConfigError, one_line
-from exitflow.files import read_file, write_atomically, write_secret
+from exitflow.files import append_line, make_folder, read_file, write_atomically, write_secret
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
@@ -15,6 +15,26 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_name_is_on_disk_before_anybody_goes_on(tmp_path, monkeypatch):
+    """A rename is only safe once its folder is; a line, and a folder, likewise."""
+    synced, fsync = [], os.fsync
+
+    def watched(descriptor):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    folder = tmp_path / "outer" / "inner"
+    make_folder(folder)
+    assert synced == [tmp_path.name, "outer"]
+    write_atomically(folder / "file", b"new")
+    assert synced[2:] == [f".file.{os.getpid()}.tmp", "inner"]
+    append_line(folder / "lines", b"one")
+    append_line(folder / "lines", b"two")
+    assert synced[4:] == ["lines", "inner", "lines"]
+    assert (folder / "lines").read_bytes() == b"one\ntwo\n"
 
 
 def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path, monkeypatch):

@@ -58,7 +58,10 @@ def _check_regular(found: os.stat_result, path: Path, limit: int) -> None:
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Replace `path` by `data`: temporary file beside it, fsync, rename. The umask is taken from `mode`."""
+    """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
+
+    The umask is taken from `mode`.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
@@ -66,10 +69,42 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except OSError as error:  # a full disk does not say of which file, and the temporary one says nobody anything
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line to a file, which is begun where there is none. A kill may leave a part of it, without its end."""
+    begun = path.exists()
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if not begun:
+        sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, that a crash of the machine cannot take away again."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are safely on disk; without that, a crash may undo a rename."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot do that
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def is_leftover(path: Path) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +21,7 @@ Tensors = Mapping[str, Tensor]
 Slices = Mapping[str, tuple[slice, ...]]  # tensor name -> the part of it; (): all
 
 ALIGNMENT = 64  # bytes
+DESCRIPTION, DIGEST = "exitflow", "digest"  # keys of a file's metadata: what it is, and a digest of its content
 
 
 def take(tensors: Tensors, slices: Slices) -> dict[str, Tensor]:
@@ -70,15 +74,40 @@ def all_finite(tensors: Tensors) -> bool:
 
 
 def save_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> None:
-    """A safetensors file, written atomically."""
+    """A safetensors file with a digest of all that it holds, written atomically."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(contiguous, dict(metadata or {})))
+    described = dict(metadata or {})
+    write_atomically(path, save(contiguous, {**described, DIGEST: _digest(contiguous, described)}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a safetensors file; nothing is unpickled."""
+    """(tensors, metadata) of a safetensors file; nothing is unpickled, and a digest that it has is compared."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from None
+    known = metadata.keys() <= {DIGEST, DESCRIPTION, "format"}  # or the digest's own name may be what is damaged
+    digest = metadata.pop(DIGEST, None)
+    if not known or (digest is not None and digest != _digest(tensors, metadata)):
+        raise RunError(f"{path}: is damaged: its content does not have the digest that was written with it")
+    return tensors, metadata
+
+
+def read_description(path: Path) -> str | None:
+    """What the metadata of a safetensors file say that it is, without its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get(DESCRIPTION)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+
+
+def _digest(tensors: Tensors, metadata: Mapping[str, str]) -> str:
+    digest = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+        digest.update(flat)
+    return digest.hexdigest()

@@ -2,33 +2,34 @@
 
 import contextlib
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from contextlib import nullcontext
+from dataclasses import fields, replace
 
 import pytest
 
-from exitflow.errors import RunError, TrainingError
+from exitflow.errors import ConfigError, RunError, TrainingError
 from exitflow.federated.measuring import GradientTable
+from exitflow.federated.places.serial import SerialBackend
 from exitflow.runs.run_dir import RunDir
 from exitflow.runs.runs import Run, evaluate
-from exitflow.runs.training import resume, train
+from exitflow.runs.training import Training, resume, train
+from exitflow.system.assembly import Assembly
 from tests.runs.cut_off import DATA, Stop, same_weights, stop_at, unfinished
 from tests.small import TINY, image_dataset, record_of, tiny_system
 
 
-def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
-    file = unfinished(tmp_path / "run", "training.weighting=bound-min").path / "profile.json"
-    profile = json.loads(file.read_text())
-    for device in range(4):
-        profile["gradients"]["variance"][device][0] = 1e6  # exit 1 now looks too noisy for the 80 % that it serves
-    file.write_text(json.dumps(profile))
-    records = resume(tmp_path / "run", dataset=DATA).records
-    assert records[0]["exit_weights"][0] == pytest.approx(0.8)
-    assert records[-1]["exit_weights"][0] < 0.6
+def test_what_was_measured_is_kept_and_not_measured_again(tmp_path, monkeypatch):
+    run = unfinished(tmp_path / "run", "training.weighting=bound-min")
+    monkeypatch.setattr("exitflow.runs.training.measure_gradients", None)
+    records = resume(run.path, dataset=DATA).records
+    assert records[-1]["exit_weights"] == records[0]["exit_weights"]
 
 
 INTERRUPTED = {
@@ -176,10 +177,11 @@ ANOTHER_SHAPE = json.dumps({"gradients": {field.name: [[1.0]] for field in field
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"gradients": "x"}', '{"gradients": {}}', ANOTHER_SHAPE])
 def test_a_damaged_profile_is_named(tmp_path, text):
-    run = unfinished(tmp_path / "run")
-    (run.path / "profile.json").write_text(text)
+    with pytest.raises(Stop):
+        train(tiny_system(), tmp_path / "run", dataset=DATA, observer=stop_at(0.5))
+    (tmp_path / "run" / "profile.json").write_text(text)
     with pytest.raises(RunError, match=r"profile.json: was not written by exitflow"):
-        resume(run.path, dataset=DATA)
+        resume(tmp_path / "run", dataset=DATA)
 
 
 def test_a_lost_profile_is_measured_again_as_it_was(tmp_path):
@@ -193,7 +195,118 @@ def test_a_checkpoint_that_does_not_fit_the_spec_is_not_gone_on_with(tmp_path):
     run = unfinished(tmp_path / "run")
     run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
     with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
+        resume(run.path, dataset=DATA, accept=["edited-spec"])
+
+
+KEEPING = ("training.momentum_between_rounds=keep", "federation.compression=int8")
+
+
+def flip(path, where):
+    """Flip a bit of a file; `where` from 0, its begin, to 1."""
+    data = bytearray(path.read_bytes())
+    data[int(where * (len(data) - 1))] ^= 4
+    path.write_bytes(data)
+
+
+def zero_the_end(path):
+    data = path.read_bytes()
+    path.write_bytes(data[:-100] + bytes(100))
+
+
+def change_a_digit(path):
+    text = path.read_text()
+    at = text.index('"losses": {"1": ') + 20
+    path.write_text(text[:at] + ("1" if text[at] != "1" else "2") + text[at + 1 :])
+
+
+DAMAGES = {
+    "a bit of the checkpoint": ("checkpoint.safetensors", lambda path: flip(path, 0.5)),
+    "a bit of the checkpoint's header": ("checkpoint.safetensors", lambda path: flip(path, 0.01)),
+    "the end of the checkpoint": ("checkpoint.safetensors", zero_the_end),
+    "a bit of a node's momentum": ("nodes/device-1/exit-1/1.safetensors", lambda path: flip(path, 0.7)),
+    "the end of a node's momentum": ("nodes/cloud-0/exit-3/1.safetensors", zero_the_end),
+    "a bit of a node's residuals": ("residuals/device-1/exit-1/1.safetensors", lambda path: flip(path, 0.7)),
+    "a digit of a record": ("rounds.jsonl", change_a_digit),
+    "a digit of the profile": ("profile.json", lambda path: path.write_text(path.read_text().replace("32", "33"))),
+    "nothing left of a node's momentum": ("nodes/edge-0/exit-2/1.safetensors", lambda path: path.unlink()),
+    "nothing left of momentum": ("nodes", shutil.rmtree),
+    "nothing left of residuals": ("residuals", shutil.rmtree),
+    "the system edited": ("spec.toml", lambda path: path.write_text(path.read_text().replace("0.1\n", "0.2\n"))),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_run_of_which_something_is_damaged_or_lost_is_not_gone_on_with(tmp_path, what):
+    run = unfinished(tmp_path / "run", *KEEPING)
+    name, damage = DAMAGES[what]
+    damage(run.path / name)
+    with pytest.raises(RunError) as caught:
         resume(run.path, dataset=DATA)
+    file, _, reason = str(caught.value).removeprefix(f"{run.path}/").partition(": ")
+    assert name.startswith(file)
+    assert reason.startswith(
+        (
+            "is damaged",
+            "cannot be read",
+            "the records are not those that were written; restore it",
+            "is not what it was when the run was cut off; restore it",
+            "lacks what node 'edge-0' has kept; restore it, or begin anew there with --accept lost-states",
+            "lacks what node 'cloud-0' has kept, and of 6 more nodes; restore it, or begin anew",
+            "was edited after the run was begun, so that its rounds would be of two different systems; undo that, or",
+        )
+    )
+    assert not run.finished
+
+
+def test_lost_states_and_another_system_are_gone_on_with_where_that_is_accepted(tmp_path):
+    run = unfinished(tmp_path / "run", *KEEPING)
+    shutil.rmtree(run.path / "nodes")
+    shutil.rmtree(run.path / "residuals")
+    spec = run.path / "spec.toml"
+    spec.write_text(spec.read_text().replace("rounds = 3", "rounds = 5"))
+    done = resume(run.path, dataset=DATA, accept=["edited-spec", "lost-states"])
+    assert [record["round"] for record in done.records] == [1, 2, 3, 4, 5]
+    assert len(done.records[1]["state_lost"]) == 7
+
+
+def test_what_may_be_accepted_is_one_of_two_things(tmp_path):
+    with pytest.raises(ConfigError, match="accept: there is nothing called 'spec' to accept; known are: edited-spec"):
+        resume(unfinished(tmp_path / "run").path, dataset=DATA, accept=["spec"])
+
+
+def test_data_that_were_moved_do_not_make_another_system(tmp_path):
+    run = unfinished(tmp_path / "run")
+    spec = run.path / "spec.toml"
+    spec.write_text(spec.read_text().replace("[data]\n", '[data]\ndir = "/elsewhere"\n'))
+    assert resume(run.path, dataset=DATA).finished
+
+
+def test_a_node_whose_last_update_was_no_number_has_lost_nothing(tmp_path):
+    """It kept nothing of that round, and goes on from the one before."""
+    system = tiny_system("training.momentum_between_rounds=keep", "training.rounds=4")
+
+    def train_in(path, until):
+        assembly = Assembly(system, DATA)
+        run_dir = RunDir(path) if path.exists() else RunDir.create(path, system.to_toml())
+        trainer = assembly.trainer(run_dir.node_states)
+        return Training(assembly, run_dir).run(lambda state: nullcontext(OnceInfinite(trainer)), stop_at(until))
+
+    with pytest.raises(Stop):
+        train_in(tmp_path / "run", 2.1)
+    assert Run(tmp_path / "run").records[-1]["dropped"] == ["device-0"]
+    assert not any(record.get("state_lost") for record in resume(tmp_path / "run", dataset=DATA).records)
+
+
+class OnceInfinite(SerialBackend):
+    """The update of `device-0` in round 2 is none, and it keeps nothing of it."""
+
+    def run(self, state, tasks):
+        for task in tasks:
+            if (task.node, task.round) == ("device-0", 2):
+                first = next(iter(super().run(state, [replace(task, node="device-1")])))
+                yield replace(first, task=task, losses=(math.nan,) * len(task.exits))
+            else:
+                yield from super().run(state, [task])
 
 
 @pytest.mark.parametrize("kept", [slice(0, 0), slice(1, None), slice(0, -1)])

@@ -50,6 +50,12 @@ _relay = click.option("--relay", metavar="PATH", hidden=True)  # where a ServerA
 @click.argument("system", required=False)
 @click.option("--out", metavar="RUN", help="The new directory of the run.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with this run instead of starting one.")
+@click.option(
+    "--accept",
+    multiple=True,
+    metavar="WHAT",
+    help="With --resume, what is gone on with knowingly: edited-spec, or lost-states of nodes; repeatable.",
+)
 @click.option("--weighting", metavar="NAME", help=f"One of {', '.join(WEIGHTINGS)}.")
 @click.option("--seed", type=int, metavar="N", help="Of all that is random.")
 @click.option("--rounds", type=int, metavar="N", help="How many rounds to train.")
@@ -66,6 +72,7 @@ def train(
     system: str | None,
     out: str | None,
     resumed: str | None,
+    accept: tuple[str, ...],
     as_json: bool,
     backend: str,
     workers: int | None,
@@ -88,6 +95,8 @@ def train(
     from exitflow.system.system import load_system
 
     where = _where(backend, workers, address, superlink=superlink, federation=federation, relay=relay)
+    if accept and not resumed:
+        raise ConfigError("is for --resume", key="--accept")
     if resumed:
         if system or out or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir"):
             raise ConfigError(
@@ -97,9 +106,8 @@ def train(
         run = Run(resumed)
         with progress_bar(run.system.training.rounds) as show:
             label = run.system.training.weighting
-            run = training.resume(
-                resumed, **where, dataset=dataset_for(run, changes["data_dir"]), **_watching(show, label)
-            )
+            where |= {"accept": accept, "dataset": dataset_for(run, changes["data_dir"])}
+            run = training.resume(resumed, **where, **_watching(show, label))
     else:
         if not system or not out:
             raise ConfigError("give a SYSTEM and --out RUN, or --resume RUN", key="train")

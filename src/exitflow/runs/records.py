@@ -16,13 +16,19 @@ Record = dict[str, Any]
 
 def read_records(path: Path) -> list[Record]:
     """All whole records; a last line that a kill has cut off does not count, and no file holds none."""
+    return [record for _, record in read_lines(path)]
+
+
+def read_lines(path: Path) -> list[tuple[bytes, Record]]:
+    """The same, each beside the line that it is."""
     try:
         lines = read_file(path, LARGE_FILE).splitlines(keepends=True)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    return [_record(path, number, line) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
+    whole = [(number, line) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
+    return [(line, _record(path, number, line)) for number, line in whole]
 
 
 def _record(path: Path, number: int, line: bytes) -> Record:

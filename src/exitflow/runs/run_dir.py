@@ -10,23 +10,30 @@
     model.safetensors      the trained model, once training has ended
 
 A round first gets its record, then its checkpoint. A run that is killed in between repeats the round: records that
-are newer than the checkpoint do not count and are removed when it is resumed.
+are newer than the checkpoint do not count and are removed when it is resumed. A checkpoint holds digests of itself,
+of the records before it and of the other files that decide what comes next, so that nothing damaged is gone on with.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from exitflow.config import read_toml
 from exitflow.errors import RunError
 from exitflow.federated.types import ServerState
-from exitflow.files import is_leftover, locked, write_atomically
-from exitflow.runs.records import Record, read_records
-from exitflow.tensors import load_tensors, save_tensors
+from exitflow.files import MEDIUM_FILE, append_line, is_leftover, locked, make_folder, read_file, write_atomically
+from exitflow.runs.records import Record, read_lines, read_records
+from exitflow.tensors import DESCRIPTION, load_tensors, read_description, save_tensors
+
+SPEC, PROFILE = "spec.toml", "profile.json"
+EVIDENCE = (SPEC, PROFILE, "run-id", "noise.secret")  # files that decide how a run goes on
+Accepted = Literal["edited-spec", "lost-states"]  # what a user may knowingly go on with
 
 
 class RunDir:
@@ -34,11 +41,12 @@ class RunDir:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.spec = self.path / "spec.toml"
+        self.spec = self.path / SPEC
         self.records_file = self.path / "rounds.jsonl"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.model = self.path / "model.safetensors"
         self.node_states = self.path / "nodes"
+        self._records_digest = _blake(b"")  # of the records so far
 
     @staticmethod
     def open(path: str | Path) -> RunDir:
@@ -57,7 +65,7 @@ class RunDir:
         if run.path.exists() and (not run.path.is_dir() or not all(map(is_leftover, run.path.iterdir()))):
             raise RunError(f"{run.path}: is not an empty directory; choose another one for the run")
         try:
-            run.path.mkdir(parents=True, exist_ok=True)
+            make_folder(run.path)
             write_atomically(run.spec, spec.encode())
         except OSError as error:
             raise RunError(f"{run.path}: cannot be written: {error.strerror}") from None
@@ -86,7 +94,7 @@ class RunDir:
 
     def node_samples(self) -> dict[str, int]:
         """How many samples each node had when the run began; {} where no round has been begun."""
-        file = self.path / "profile.json"
+        file = self.path / PROFILE
         try:
             return dict(json.loads(file.read_text())["node_samples"]) if file.is_file() else {}
         except (ValueError, KeyError, TypeError):
@@ -98,11 +106,9 @@ class RunDir:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add the record of a round."""
-        line = json.dumps(record, allow_nan=False) + "\n"
-        with self.records_file.open("a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        line = json.dumps(record, allow_nan=False).encode()
+        self._records_digest.update(line + b"\n")
+        append_line(self.records_file, line)
 
     def records(self) -> list[Record]:
         """All whole records; a line that was cut off by a kill does not count."""
@@ -114,40 +120,96 @@ class RunDir:
             raise RunError(f"{self.records_file}: the records of the rounds are gone")
         return records[-1]
 
+    def check_unchanged(self, accept: Collection[Accepted] = ()) -> None:
+        """Refuse to go on where a file was edited, damaged or lost since the last checkpoint, which would show later.
+
+        Checkpoints of versions that kept no digests vouch for nothing.
+        """
+        then = self._vouched_for()
+        for name in EVIDENCE:
+            path, digest = self.path / name, _digest_of(self.path / name)
+            if digest == then.get(name, digest) or (digest is None and name == PROFILE):  # it is measured again
+                continue
+            if name != SPEC:
+                advice = ", or delete it, and it will be measured again" if name == PROFILE else ", or start a new run"
+                raise RunError(f"{path}: is not what it was when the run was cut off; restore it{advice}")
+            if "edited-spec" not in accept:
+                problem = "was edited after the run was begun, so that its rounds would be of two different systems"
+                raise RunError(f"{path}: {problem}; undo that, or ask for it with --accept edited-spec")
+
     def forget_records_after(self, round: int) -> None:
         """Remove records of rounds that will be repeated, and what a kill has left half written.
 
-        Those of all rounds before must be there: weightings, costs and the privacy loss are worked out from them.
+        Those of all rounds before must be there as they were written: weightings, costs and the privacy loss are
+        worked out from them.
         """
-        kept = [record for record in self.records() if record["round"] <= round]
-        if [record["round"] for record in kept] != list(range(1, round + 1)):
+        kept = [line for line, record in read_lines(self.records_file) if record["round"] <= round]
+        if [json.loads(line)["round"] for line in kept] != list(range(1, round + 1)):
             problem = f"expected a record of each of the {round} rounds that are done, got {len(kept)}; restore it"
             raise RunError(f"{self.records_file}: {problem}, or start a new run")
-        write_atomically(self.records_file, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        text = b"".join(kept)
+        self._records_digest = _blake(text)
+        digest = self._records_digest.hexdigest()
+        if self._vouched_for().get(self.records_file.name, digest) != digest:
+            problem = "the records are not those that were written; restore it, or start a new run"
+            raise RunError(f"{self.records_file}: {problem}")
+        write_atomically(self.records_file, text)
         for path in filter(is_leftover, self.path.glob("**/.*")):
             path.unlink(missing_ok=True)
 
     def save_checkpoint(self, state: ServerState) -> None:
         """Make `state` the point from which a resumed run goes on."""
-        save_state(self.checkpoint, state)
+        digests = {**self._evidence, self.records_file.name: self._records_digest.hexdigest()}
+        save_state(self.checkpoint, state, digests)
 
     def load_checkpoint(self) -> ServerState | None:
         """The last state that counts; None before the first round has ended."""
         return load_state(self.checkpoint) if self.checkpoint.is_file() else None
 
+    def _vouched_for(self) -> dict[str, str]:
+        """The digests that files had when the last checkpoint was written."""
+        if not self.checkpoint.is_file():
+            return {}
+        try:
+            return dict(json.loads(read_description(self.checkpoint) or "{}").get("digests", {}))
+        except (ValueError, TypeError, AttributeError):
+            raise RunError(f"{self.checkpoint}: is damaged, or was not written by exitflow") from None
 
-def save_state(path: Path, state: ServerState) -> None:
-    """A state as a safetensors file that says which of its tensors are buffers."""
-    description = {"round": state.round, "buffers": sorted(state.buffers)}
-    save_tensors(path, state.tensors, {"exitflow": json.dumps(description)})
+    @cached_property
+    def _evidence(self) -> dict[str, str]:
+        """The digests of the files that stay as they are from the first round on."""
+        found = {name: _digest_of(self.path / name) for name in EVIDENCE}
+        return {name: digest for name, digest in found.items() if digest}
+
+
+def _digest_of(path: Path) -> str | None:
+    """Of a file of the run; of its system without where the data lie, which may be moved. None for no file."""
+    if not path.is_file():
+        return None
+    if path.name != SPEC:
+        return _blake(read_file(path, MEDIUM_FILE)).hexdigest()
+    table = read_toml(path, MEDIUM_FILE)
+    if isinstance(data := table.get("data"), dict):
+        data.pop("dir", None)
+    return _blake(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _blake(data: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
+
+
+def save_state(path: Path, state: ServerState, digests: Mapping[str, str] | None = None) -> None:
+    """A state as a safetensors file that says which of its tensors are buffers, and what other files then were."""
+    description = {"round": state.round, "buffers": sorted(state.buffers), "digests": digests or {}}
+    save_tensors(path, state.tensors, {DESCRIPTION: json.dumps(description)})
 
 
 def load_state(path: Path) -> ServerState:
     """What `save_state` wrote."""
     tensors, metadata = load_tensors(path)
     try:
-        description = json.loads(metadata["exitflow"])
+        description = json.loads(metadata[DESCRIPTION])
         buffers = {name: tensors.pop(name) for name in description["buffers"]}
         return ServerState(description["round"], tensors, buffers)
     except (KeyError, ValueError, TypeError):
-        raise RunError(f"{path}: was not written by exitflow") from None
+        raise RunError(f"{path}: is damaged, or was not written by exitflow") from None

@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.config import require
 from exitflow.data.dataset import Dataset
-from exitflow.errors import RunError, TrainingError
+from exitflow.errors import RunError, TrainingError, suggestion
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.federated.loop import run_rounds
 from exitflow.federated.measuring import GradientTable, measure_gradients
+from exitflow.federated.node_state import NodeStates
 from exitflow.federated.options.around import Options
 from exitflow.federated.options.faults import Attendance
 from exitflow.federated.options.privacy import Privacy, PrivacyLoss, run_secret
@@ -35,7 +37,7 @@ from exitflow.runs.backends import Place, check_backend, one_thread, open_backen
 from exitflow.runs.losses import LossWatch
 from exitflow.runs.records import Record
 from exitflow.runs.round_costs import forward_multiply_adds, link_bytes
-from exitflow.runs.run_dir import RunDir, save_state
+from exitflow.runs.run_dir import Accepted, RunDir, save_state
 from exitflow.runs.runs import Run, check_fit, with_weights
 from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, same_training
@@ -99,11 +101,20 @@ def resume(
     device: str = "cpu",
     observer: Observer | None = None,
     status: Status | None = None,
+    accept: Collection[Accepted] = (),
 ) -> Run:
-    """Go on with the run in `path`. The result is that of an uninterrupted run, bit for bit."""
+    """Go on with the run in `path`. The result is that of an uninterrupted run, bit for bit.
+
+    What would change that is refused, unless it is among what to `accept`: an edited spec.toml, or lost states of
+    nodes (momentum, and what compression left over), which then begin anew.
+    """
     run = Run(path)
+    for each in accept:
+        choices = get_args(Accepted)
+        require(each in choices, "accept", f"there is nothing called {each!r} to accept{suggestion(each, choices)}")
     if run.finished:
         return run
+    run.directory.check_unchanged(accept)
     system = run.system
     check_backend(backend)
     place = Place(workers, address, system.federation, status or _silent)
@@ -122,7 +133,8 @@ def resume(
     assembly = Assembly(system, dataset)
     if run.directory.node_samples() not in ({}, assembly.samples):
         raise RunError(f"{run.path}: was begun with other data than these, which give nodes other numbers of samples")
-    return Training(assembly, run.directory, device).run_at(backend, place, observer)
+    training = Training(assembly, run.directory, device)
+    return training.run_at(backend, place, observer, lost_states="lost-states" in accept)
 
 
 @contextmanager
@@ -175,10 +187,17 @@ class Training:
         self._multiply_adds = functools.cache(assembly.multiply_adds)
         self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
         self._counted_rounds = 0  # ... of so many rounds
+        self._kept: tuple[NodeStates, ...] = ()  # what must be there of nodes that have trained
 
-    def run_at(self, backend_name: str, place: Place, observer: Observer | None) -> Run:
-        """With a backend by name, which trains the nodes of this program's own data."""
+    def run_at(self, backend_name: str, place: Place, observer: Observer | None, *, lost_states: bool = False) -> Run:
+        """With a backend by name, which trains the nodes of this program's own data.
+
+        What nodes keep between rounds must then be in the run directory, unless `lost_states` are accepted; but a
+        cluster of other machines has it there.
+        """
         trainer = self._assembly.trainer(self._run_dir.node_states, device=self._device)
+        if not lost_states and place.address is None:
+            self._kept = tuple(states for states in (trainer.states, trainer.residuals) if states)
         return self.run(lambda state: open_backend(backend_name, trainer, state, place=place), observer)
 
     def run(self, opened: Callable[[ServerState], AbstractContextManager[Backend]], observer: Observer | None) -> Run:
@@ -208,6 +227,7 @@ class Training:
         if observer:
             observer(state.round)
         attendance, watch = Attendance.of(self._run_dir.records()), LossWatch()
+        self._check_kept(plan, attendance, state.round)
         options = Options(self._assembly.system.federation, self._privacy(), attendance, progress)
         for state, report in run_rounds(plan, state, backend, options):
             watch.see(report)
@@ -219,6 +239,17 @@ class Training:
         assembly = self._assembly
         nodes = [node.name for node in assembly.system.topology.nodes]
         return TrainingPlan(nodes, self._profile(nodes, backend), self._weighting, self._coverage, self._spec)
+
+    def _check_kept(self, plan: TrainingPlan, attendance: Attendance, round: int) -> None:
+        """Refuse to go on without what nodes have kept, from which their next updates follow."""
+        if not self._kept:
+            return
+        attendance.recall(plan, round)
+        for states in self._kept:
+            if lost := states.missing(attendance.trained):
+                more = f", and of {len(lost) - 1:,} more nodes" if len(lost) > 1 else ""
+                advice = "restore it, or begin anew there with --accept lost-states"
+                raise RunError(f"{states.folder}: lacks what node {lost[0]!r} has kept{more}; {advice}")
 
     def _privacy(self) -> Privacy | None:
         federation = self._assembly.system.federation

@@ -32,8 +32,9 @@ class Attendance:
 
     asked: dict[str, int] = field(default_factory=dict)
     answered: dict[str, int] = field(default_factory=dict)
-    absent: set[tuple[int, str]] = field(default_factory=set)  # (round, node) in which nothing came
+    idle: set[tuple[int, str]] = field(default_factory=set)  # (round, node) in which nothing came, or no numbers
     trained: dict[tuple[str, int], int] = field(default_factory=dict)  # node and deepest exit -> the last round
+    recalled: int = 0  # up to which round `trained` is complete
 
     @staticmethod
     def of(records: Iterable[Mapping[str, Any]]) -> Attendance:
@@ -41,7 +42,8 @@ class Attendance:
         attendance = Attendance()
         for record in records:
             attendance.add(record.get("attendance", {}))
-            attendance.absent.update((record["round"], node) for node in record.get("missing", {}))
+            idle = (*record.get("missing", ()), *record.get("dropped", ()))
+            attendance.idle.update((record["round"], node) for node in idle)
         return attendance
 
     def add(self, round: Mapping[str, bool]) -> None:
@@ -50,20 +52,21 @@ class Attendance:
             self.asked[node] = self.asked.get(node, 0) + 1
             self.answered[node] = self.answered.get(node, 0) + answered
 
-    def add_round(self, round: int, answered: Mapping[str, bool], tasks: Iterable[Task]) -> None:
+    def add_round(self, report: RoundReport) -> None:
         """All that a round has shown."""
-        self.add(answered)
-        self.absent.update((round, node) for node, came in answered.items() if not came)
-        self.add_trained(tasks)
+        self.add(report.attendance)
+        self.idle.update((report.round, node) for node in (*report.missing, *report.dropped))
+        self.add_trained(report.tasks)
 
     def recall(self, plan: TrainingPlan, last: int) -> None:
         """Who trained what in the rounds up to the last one, which the plan knows."""
-        for round in range(1, last + 1):
+        for round in range(self.recalled + 1, last + 1):
             self.add_trained(plan.tasks(round, plan.weighting(plan.profile, round)))
+        self.recalled = max(self.recalled, last)
 
     def add_trained(self, tasks: Iterable[Task]) -> None:
         """Who has trained what, and when, so that a node that lost its momentum is noticed."""
-        present = (task for task in tasks if (task.round, task.node) not in self.absent)
+        present = (task for task in tasks if (task.round, task.node) not in self.idle)
         self.trained |= {(task.node, task.deepest): task.round for task in present}
 
     def last_trained(self, task: Task) -> int:
@@ -152,7 +155,7 @@ def accounted(
     """The same; when all have passed, what is missing is counted."""
     yield from updates
     silence.hear(report)
-    attendance.add_round(report.round, report.attendance, report.tasks)
+    attendance.add_round(report)
     report.lost_weight = lost_weight(plan, report)
 
 

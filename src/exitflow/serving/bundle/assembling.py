@@ -17,6 +17,7 @@ from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.blending import Blend, blended, fit_blends
 from exitflow.evaluation.calibration import calibrate
 from exitflow.evaluation.outputs import ExitOutputs
+from exitflow.files import make_folder, sync_folder
 from exitflow.serving.bundle.bundle import (
     FORMAT,
     MANIFEST,
@@ -174,11 +175,13 @@ def _write(out: Path, manifest: Manifest, files: dict[str, bytes]) -> None:
     """Beside its place, then moved there, so that a node that loads it again never sees a half."""
     temporary, old = (out.with_name(f".{out.name}.{os.getpid()}.{what}") for what in ("new", "old"))
     try:
-        temporary.mkdir(parents=True)
+        make_folder(out.parent)
+        temporary.mkdir()
         write_bundle(temporary, manifest, files)
         if out.exists():
             out.rename(old)
         temporary.rename(out)
+        sync_folder(out.parent)
     except OSError as error:
         raise BundleError(f"{out}: cannot be written: {error.strerror}") from None
     finally:
