@@ -12,7 +12,7 @@ import numpy as np
 
 from exitflow.serving.node.node import Node
 from exitflow.serving.node.node_settings import ServingSpec
-from exitflow.serving.ports.grpc_server import start_grpc
+from exitflow.serving.ports.grpc_server import Port, start_grpc
 from exitflow.serving.wire.answers import Answers
 from exitflow.serving.wire.messages import MESSAGES, SERVICE, ModelInferRequest, ModelInferResponse
 from exitflow.serving.wire.security import Security
@@ -24,12 +24,12 @@ EAGER = ServingSpec(forward="feature", forward_timeout=PATIENT, audit_share=0.0)
 
 
 @asynccontextmanager
-async def running(bundle, name, parents=None, *, spec=None, token=None, clock=None):
+async def running(bundle, name, parents=None, *, spec=None, token=None, clock=None, port=None):
     """(node, address)."""
     node = Node(bundle, name, spec or ServingSpec(), parents or {}, security=Security(token=token), clock=clock)
-    server, port = await start_grpc(node, "127.0.0.1:0", credentials=None, token=token)
+    server, number = await start_grpc(node, Port("127.0.0.1:0", token=token, **(port or {})))
     try:
-        yield node, f"127.0.0.1:{port}"
+        yield node, f"127.0.0.1:{number}"
     finally:
         await server.stop(0)
         await node.close()

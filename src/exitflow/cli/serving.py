@@ -112,6 +112,9 @@ def _print_export(out: str, manifest: Manifest) -> None:
 )
 @click.option("--certs", metavar="DIR", help="This node's directory made by exitflow certs: TLS, mutual between nodes.")
 @click.option("--token", metavar="TOKEN", envvar="EXITFLOW_TOKEN", help="Clients must send it; also $EXITFLOW_TOKEN.")
+@click.option(
+    "--open", "open_", is_flag=True, help="With --certs: --http and --clients answer everybody, without a token."
+)
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("--until-stdin-closes", is_flag=True, hidden=True)
 @log_options
@@ -130,7 +133,7 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
     from exitflow.serving.wire.addresses import parse_parents
     from exitflow.serving.wire.security import Security
 
-    security = Security(options.pop("certs"), options.pop("token"), options.pop("insecure"))
+    security = Security(*(options.pop(name) for name in ("certs", "token", "insecure", "open_")))
     serve(
         ServeOptions(
             bundle,

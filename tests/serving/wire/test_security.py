@@ -6,16 +6,20 @@ import ssl
 import stat
 import subprocess
 import sys
+import time
 
 import grpc
 import pytest
 from click.testing import CliRunner
 
 from exitflow.cli.main import main
-from exitflow.errors import ServingError
+from exitflow.errors import ConfigError, ServingError
+from exitflow.serving.node.node import Node
 from exitflow.serving.node.node_settings import ServingSpec
+from exitflow.serving.ports.grpc_server import OWN_SERVICE
+from exitflow.serving.ports.server import ServeOptions
 from exitflow.serving.traffic.cluster import LocalCluster
-from exitflow.serving.wire.messages import SERVICE
+from exitflow.serving.wire.messages import MESSAGES, SERVICE
 from exitflow.serving.wire.node_certificates import make_certificates
 from exitflow.serving.wire.security import Security
 from tests.serving.asking import message
@@ -45,6 +49,119 @@ def test_listening_beyond_this_machine_needs_tls_or_knowing_better(eager, option
     result = call("serve", eager.path, "--node", "cloud", option, "0.0.0.0:0")
     assert result.exit_code == 2
     assert f"{option}: 0.0.0.0 can be reached from other machines: give --certs DIR" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--http", "--clients"])
+def test_clients_beyond_this_machine_show_a_token_unless_everybody_may_ask(eager, certs, option):
+    args = ("serve", eager.path, "--node", "cloud", "--listen", "127.0.0.1:0", "--certs", certs / "cloud")
+    result = call(*args, option, "0.0.0.0:0")
+    assert result.exit_code == 2
+    assert f"{option}: whoever reaches 0.0.0.0 could ask this node: give --token TOKEN, or --open" in result.stderr
+    key = option.removeprefix("--")
+    for more in (Security(str(certs / "cloud"), open=True), Security(str(certs / "cloud"), "sesame")):
+        ServeOptions(str(eager.path), "cloud", "0.0.0.0:0", **{key: "0.0.0.0:0"}, security=more)
+
+
+def test_a_node_starts_with_its_own_certificate_only(eager, certs):
+    result = call("serve", eager.path, "--node", "cloud", "--listen", "127.0.0.1:0", "--certs", certs / "edge")
+    assert result.exit_code == 2
+    assert "is the certificate of 'edge', not that of node 'cloud'" in result.stderr
+
+
+def test_a_certificate_that_others_would_not_believe_is_one_sentence(eager, certs, tmp_path):
+    make_certificates(tmp_path / "other", ["cloud"], {}, days=1)
+    shutil.copy(certs / "ca.pem", tmp_path / "other" / "cloud" / "ca.pem")
+    make_certificates(tmp_path / "old", ["cloud"], {}, days=-1)
+    for folder, why in (("other", "unable to get local issuer certificate"), ("old", "certificate has expired")):
+        with pytest.raises(ConfigError, match=f"node.pem under ca.pem cannot be used: {why}"):
+            Security(str(tmp_path / folder / "cloud"))
+
+
+def test_what_a_certificate_says_is_read(certs):
+    shown = Security(str(certs / "cloud")).shown
+    assert shown.name == "cloud"
+    assert shown.expires > time.time()
+    assert shown.authority_expires > time.time()
+
+
+async def code_of(call):
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return "OK"
+
+
+def questions(channel, bundle):
+    """What may be asked of a node: name -> call."""
+    load = MESSAGES["RepositoryModelLoadRequest"](model_name=bundle.manifest.name).SerializeToString()
+    forward = {}
+    for child in ("device", "edge"):
+        request = message(bundle)
+        request.parameters["exitflow_from"].string_param = child
+        forward[f"forward as {child}"] = ask(channel, f"/{SERVICE}/ModelInfer", request.SerializeToString())
+    return forward | {
+        "infer": infer(channel, bundle),
+        "reload": ask(channel, f"/{SERVICE}/RepositoryModelLoad", load),
+        "samples": ask(channel, f"/{OWN_SERVICE}/Samples", b""),
+        "system": ask(channel, f"/{OWN_SERVICE}/System", b""),
+        "status": ask(channel, f"/{OWN_SERVICE}/Status", b""),
+        "live": ask(channel, f"/{SERVICE}/ServerLive", b""),
+    }
+
+
+def ask(channel, method, data):
+    return channel.unary_unary(method)(data, timeout=30)
+
+
+ALWAYS = {"status", "live"}
+OPERATORS = {"reload", "samples", "system"}
+
+
+@pytest.mark.parametrize(
+    ("caller", "may"),
+    [
+        ("client", ALWAYS | OPERATORS | {"infer"}),
+        ("edge", ALWAYS | {"forward as edge"}),
+        ("device", ALWAYS),  # no child of the cloud
+    ],
+)
+def test_a_certificate_says_what_its_owner_may_ask(eager, certs, caller, may):
+    async def scenario():
+        port = {"credentials": Security(str(certs / "cloud")).node_credentials(), "certified": True}
+        trusted = Security(str(certs / caller)).channel_credentials()
+        async with running(eager, "cloud", port=port) as (_, place), grpc.aio.secure_channel(place, trusted) as channel:
+            codes = {what: await code_of(call) for what, call in questions(channel, eager).items()}
+            assert codes == {what: "OK" if what in may else "PERMISSION_DENIED" for what in codes}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("for_nodes", "may"),
+    [(True, ALWAYS | OPERATORS | {"infer", "forward as edge"}), (False, ALWAYS | {"infer"})],
+)
+def test_without_certificates_the_port_says_what_may_be_asked(eager, for_nodes, may):
+    async def scenario():
+        port = {"for_nodes": for_nodes}
+        async with running(eager, "cloud", port=port) as (_, place), grpc.aio.insecure_channel(place) as channel:
+            codes = {what: await code_of(call) for what, call in questions(channel, eager).items()}
+            assert {what for what, code in codes.items() if code == "OK"} == may
+
+    asyncio.run(scenario())
+
+
+def test_a_parent_with_the_certificate_of_another_node_is_not_believed(eager, certs):
+    async def scenario():
+        port = {"credentials": Security(str(certs / "cloud")).node_credentials(), "certified": True}
+        security = Security(str(certs / "device"))
+        async with running(eager, "edge", port=port) as (_, place):
+            node = Node(eager, "device", ServingSpec(audit_share=0.0), {"edge": place}, security=security)
+            assert (await node.infer(node.current, eager.samples().inputs[:1])).nodes == ["device"]
+            assert node.counts.fallbacks == {"unreachable": 1}
+            await node.close()
+
+    asyncio.run(scenario())
 
 
 def test_certificates_are_private_and_never_overwritten(eager, certs):

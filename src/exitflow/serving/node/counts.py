@@ -34,6 +34,7 @@ class NodeCounts:
     from_children: Counter[str] = field(default_factory=Counter)
     served: int = 0  # answered by this node's own exit
     fallbacks: Counter[str] = field(default_factory=Counter)  # served here because a parent failed: reason
+    over_limit: Counter[str] = field(default_factory=Counter)  # refused: a child sent more than its link's limit
     out_of_tokens: int = 0  # served here because the link was full
     rejected: int = 0  # requests refused because the queue was full
     invalid: int = 0  # requests that made no sense

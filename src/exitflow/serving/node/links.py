@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from exitflow.routing.clock import Clock, sleep
 from exitflow.routing.link_state import IDLE_PAUSE, LinkState
 from exitflow.serving.bundle.bundle import MAX_MESSAGE
+from exitflow.serving.wire.certificate_files import host_of_node
 from exitflow.serving.wire.messages import MESSAGES, SERVICE, ModelInferResponse
 from exitflow.serving.wire.security import Security
 
@@ -41,11 +42,12 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def open_channel(address: str, security: Security) -> grpc.aio.Channel:
-    """To a node; made inside the event loop that uses it."""
+def open_channel(address: str, security: Security, *, node: str | None = None) -> grpc.aio.Channel:
+    """To a node, which must have the certificate of `node`, if that is given; made in the event loop that uses it."""
     credentials = security.channel_credentials()
     if credentials:
-        return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        name = [("grpc.ssl_target_name_override", host_of_node(node))] if node else []
+        return grpc.aio.secure_channel(address, credentials, options=[*CHANNEL_OPTIONS, *name])
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
@@ -91,7 +93,7 @@ class ParentLink:
         self._answered = clock.now()  # when something last came from the parent
         self._expects = ("", "")
         self._metadata = security.metadata
-        self._channel = open_channel(address, security)
+        self._channel = open_channel(address, security, node=name)
         self._infer = self._channel.unary_unary(
             f"/{SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -15,9 +16,10 @@ from exitflow.errors import ServingError
 from exitflow.serving.bundle.bundle import MAX_MESSAGE, SAMPLES
 from exitflow.serving.node.node import IN_FLIGHT, Node, UnknownVersionError
 from exitflow.serving.node.node_settings import ServingSpec
+from exitflow.serving.ports.callers import Callers
 from exitflow.serving.ports.description import model_config, model_metadata, server_metadata, statistics_message, status
 from exitflow.serving.ports.gate import MAX_WAITING, Gate
-from exitflow.serving.ports.refusals import Reason, RefusedError, as_refusal
+from exitflow.serving.ports.refusals import as_refusal
 from exitflow.serving.ports.requests import FROM, UnknownModelError, check_model, understand_message
 from exitflow.serving.wire.addresses import bound_socket
 from exitflow.serving.wire.answers import BadRequestError
@@ -29,11 +31,23 @@ MAX_PENDING = 16_384  # calls that gRPC holds for us; beyond its own limits it c
 Context = Any  # grpc.aio.ServicerContext, which is generic without need
 
 
+@dataclass(frozen=True)
+class Port:
+    """One that a node listens at."""
+
+    address: str  # HOST:PORT; port 0: any that is free
+    key: str = "--listen"  # the option that gave it
+    for_nodes: bool = True  # whether nodes may forward here, and who runs the tree may reload
+    credentials: grpc.ServerCredentials | None = None
+    certified: bool = False  # whether whoever calls has shown a certificate of our CA
+    token: str | None = None  # that callers must send
+
+
 class InferenceService:
     """The calls of one port."""
 
-    def __init__(self, node: Node, *, may_forward: bool = True) -> None:
-        self._node, self._may_forward = node, may_forward
+    def __init__(self, node: Node, callers: Callers) -> None:
+        self._node, self._callers = node, callers
 
     async def infer(self, data: bytes, context: Context) -> Any:
         """ModelInfer."""
@@ -41,9 +55,8 @@ class InferenceService:
         request = ModelInferRequest()
         try:
             _parse(request, data)
-            wanted = understand_message(node, request, may_forward=self._may_forward)
-            if wanted.child is not None:
-                self._check_child(wanted.child, context)
+            wanted = understand_message(node, request, may_forward=self._callers.for_nodes)
+            self._callers.check_request(wanted, context)
             remaining = context.time_remaining()
             timeout = wanted.timeout if remaining is None else min(wanted.timeout, remaining)
             answers = await node.infer(
@@ -77,7 +90,12 @@ class InferenceService:
         }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(call, MESSAGES[f"{name}Request"], MESSAGES[f"{name}Response"])
+                self._guarded(
+                    call,
+                    MESSAGES[f"{name}Request"],
+                    MESSAGES[f"{name}Response"],
+                    for_operators=name == "RepositoryModelLoad",
+                )
             )
             for name, call in calls.items()
         }
@@ -93,15 +111,22 @@ class InferenceService:
             "System": lambda _: asyncio.to_thread(self._node.current.bundle.read, "system.toml"),
         }
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(call, None, None)) for name, call in calls.items()
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(call, None, None, for_operators=name in ("Samples", "System"))
+            )
+            for name, call in calls.items()
         }
         return grpc.method_handlers_generic_handler(OWN_SERVICE, handlers)
 
-    def _guarded(self, call: Callable[[Any], Any], asked: Any, answer: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _guarded(
+        self, call: Callable[[Any], Any], asked: Any, answer: Any, *, for_operators: bool
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
         """From bytes to bytes; `asked` and `answer` are messages, None where the call itself speaks bytes."""
 
         async def guarded(data: bytes, context: Context) -> Any:
             try:
+                if for_operators:
+                    self._callers.check_operator(context)
                 found = call(_parse(asked(), data) if asked else data)
                 if asyncio.iscoroutine(found):
                     found = await found
@@ -113,12 +138,6 @@ class InferenceService:
             return (answer(**found) if isinstance(found, dict) else found).SerializeToString()
 
         return guarded
-
-    def _check_child(self, child: str, context: Context) -> None:
-        """A certificate, where one was shown, must be the child's own."""
-        names = context.auth_context().get("x509_common_name")
-        if names and names[0].decode() != child:
-            raise RefusedError(Reason.DENIED, f"this certificate is not that of node {child!r}")
 
     def _about(self, asked: Any, describe: Callable[[Node], Any]) -> Any:
         check_model(self._node, asked.name, asked.version)
@@ -160,16 +179,9 @@ def max_calls(spec: ServingSpec) -> int:
     return 2 * IN_FLIGHT * spec.queue_size + 4 * MAX_WAITING
 
 
-async def start_grpc(
-    node: Node,
-    address: str,
-    *,
-    credentials: grpc.ServerCredentials | None,
-    token: str | None,
-    may_forward: bool = True,
-    key: str = "--listen",
-) -> tuple[grpc.aio.Server, int]:
-    """(server, port), listening; `key` is where the address was given."""
+async def start_grpc(node: Node, port: Port) -> tuple[grpc.aio.Server, int]:
+    """(server, port number), listening."""
+    address, key = port.address, port.key
     most = max_calls(node.spec)
     bound_socket(address, key).close()  # gRPC would say why not in lines of its own
     options = [
@@ -181,13 +193,16 @@ async def start_grpc(
         ("grpc.http2.max_ping_strikes", 0),  # children make sure that the connection is alive
         ("grpc.max_concurrent_streams", most),  # of one connection; it resets what comes beyond, so not fewer
     ]
-    server = grpc.aio.server(options=options, interceptors=[Gate(node, token)], maximum_concurrent_rpcs=most)
-    service = InferenceService(node, may_forward=may_forward)
+    server = grpc.aio.server(options=options, interceptors=[Gate(node, port.token)], maximum_concurrent_rpcs=most)
+    service = InferenceService(node, Callers(node, for_nodes=port.for_nodes, certified=port.certified))
     server.add_generic_rpc_handlers((service.handlers(), service.own_handlers()))
     try:
-        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+        if port.credentials:
+            number = server.add_secure_port(address, port.credentials)
+        else:
+            number = server.add_insecure_port(address)
     except RuntimeError:
         await server.stop(None)
         raise ServingError(f"{key}: cannot listen on {address}; is the port taken?") from None
     await server.start()
-    return server, port
+    return server, number

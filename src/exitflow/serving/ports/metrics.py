@@ -33,6 +33,8 @@ class _NodeCollector(Collector):
         yield _gauge("exitflow_problems", "How many things are wrong; /readyz says which.", {}, len(problems(node)))
         yield _counter("exitflow_arrived", "Samples from clients.", "", {"": counts.arrived})
         yield _counter("exitflow_from_children", "Samples that children forwarded.", "child", counts.from_children)
+        text = "Samples refused: a child sent more than the limit of its link."
+        yield _counter("exitflow_over_limit", text, "child", counts.over_limit)
         yield _counter("exitflow_served", "Samples answered by this node's own exit.", "", {"": counts.served})
         text = "Samples answered here because a parent failed."
         yield _counter("exitflow_fallbacks", text, "reason", counts.fallbacks)

@@ -58,12 +58,6 @@ def description(node: Node) -> dict[str, Any]:
         "/v2/repository/index": {
             "post": {"summary": "The models here.", "responses": _responses(things, "400", "413")}
         },
-        f"/v2/repository/models/{manifest.name}/load": {
-            "post": {
-                "summary": "Read the bundle's directory again.",
-                "responses": _responses(_object(name=text, version=text), "404", "409", "413"),
-            }
-        },
     }
     paths["/metrics"] = {
         "get": {

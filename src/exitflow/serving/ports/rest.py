@@ -91,7 +91,6 @@ class RestApp:
             ("GET", model + "/stats", lambda request: self._about(request, _statistics)),
             ("POST", model + "/infer", self._infer),
             ("POST", r"/v2/repository/index", self._index),
-            ("POST", r"/v2/repository/models/([^/]+)/load", self._reload),
         ]
         self._routes = [(method, re.compile(pattern), handler) for method, pattern, handler in routes]
         self._open_paths = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/openapi.json")
@@ -186,11 +185,6 @@ class RestApp:
     def _index(self, _: Request) -> Response:
         bundle = self._node.current.bundle
         return _json([{"name": bundle.manifest.name, "version": bundle.version, "state": "READY"}])
-
-    async def _reload(self, request: Request) -> Response:
-        check_model(self._node, request.names[0], "")
-        bundle = await self._node.reload()
-        return _json({"name": bundle.manifest.name, "version": bundle.version})
 
     async def _infer(self, request: Request) -> Response:
         document, binary = _split_body(request, most=self._most_json)

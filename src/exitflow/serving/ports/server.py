@@ -17,7 +17,7 @@ from exitflow.errors import ExitflowError
 from exitflow.serving.bundle.bundle import load_bundle
 from exitflow.serving.node.node import Node
 from exitflow.serving.node.node_settings import ServingSpec
-from exitflow.serving.ports.grpc_server import start_grpc
+from exitflow.serving.ports.grpc_server import Port, start_grpc
 from exitflow.serving.wire.addresses import is_loopback, parse_address
 from exitflow.serving.wire.security import Security
 
@@ -45,7 +45,7 @@ class ServeOptions:
         for key, address in (("--listen", self.listen), ("--http", self.http), ("--clients", self.clients)):
             if address is not None:
                 host, _ = parse_address(address, key)
-                self.security.check_may_listen(host, key, local=is_loopback(host))
+                self.security.check_may_listen(host, key, local=is_loopback(host), certified=key == "--listen")
 
 
 def serve(options: ServeOptions) -> None:
@@ -66,38 +66,32 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(options: ServeOptions) -> None:
     entry = load_bundle(options.bundle, max_exit=0).node(options.node)
+    options.security.check_name(options.node)
     async with contextlib.AsyncExitStack() as stack:  # what was started last is stopped first
         bundle = load_bundle(options.bundle, max_exit=entry.exit)
         node = Node(bundle, options.node, options.spec, options.parents, security=options.security)
         del bundle  # and with it the segments: the engine has its own
         stack.push_async_callback(_close, node)
         where = await _listen(node, options, stack)
+        told = _listen_to_signals(node, options)
         gc.collect()
         gc.freeze()  # what is here now stays; collections look at requests only
         print(
             json.dumps({"node": node.name, "exit": node.exit, "bundle": node.current.bundle.version, **where}),
             flush=True,
         )
-        await _until_told(node, options)
+        await told.wait()
         node.draining = True
         log.info("node %s stops", node.name)
 
 
 async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExitStack) -> dict[str, str]:
     """Where: kind of port -> address."""
-    security = options.security
-    own = None if security.mutual else security.token  # who has shown a certificate needs no token
-    ports = [("grpc", "--listen", options.listen, security.node_credentials(), own, True)]
-    if options.clients:
-        open_to = security.client_credentials()
-        ports.append(("clients", "--clients", options.clients, open_to, security.token, not security.mutual))
-    where = {}
-    for kind, key, address, credentials, token, may_forward in ports:
-        server, port = await start_grpc(
-            node, address, credentials=credentials, token=token, may_forward=may_forward, key=key
-        )
+    security, where = options.security, {}
+    for kind, port in _ports(options).items():
+        server, number = await start_grpc(node, port)
         stack.push_async_callback(server.stop, GRACE)
-        where[kind] = f"{parse_address(address, '')[0]}:{port}"
+        where[kind] = f"{parse_address(port.address, '')[0]}:{number}"
     if options.http:
         from exitflow.serving.ports.http_server import start_rest  # 8 MB that a node without HTTP does without
 
@@ -107,12 +101,23 @@ async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExit
     return where
 
 
+def _ports(options: ServeOptions) -> dict[str, Port]:
+    security, mutual = options.security, options.security.mutual
+    token = None if mutual else security.token  # who has shown a certificate needs none
+    found = {"grpc": Port(options.listen, "--listen", True, security.node_credentials(), mutual, token)}
+    if options.clients:
+        credentials = security.client_credentials()
+        found["clients"] = Port(options.clients, "--clients", False, credentials, False, security.token)
+    return found
+
+
 async def _close(node: Node) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(node.close(), GRACE)
 
 
-async def _until_told(node: Node, options: ServeOptions) -> None:
+def _listen_to_signals(node: Node, options: ServeOptions) -> asyncio.Event:
+    """Set when the node shall stop."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -126,7 +131,7 @@ async def _until_told(node: Node, options: ServeOptions) -> None:
     loop.add_signal_handler(signal.SIGHUP, reload)
     if options.until_stdin_closes:
         loop.add_reader(sys.stdin.fileno(), lambda: stop.set() if not os.read(sys.stdin.fileno(), 1024) else None)
-    await stop.wait()
+    return stop
 
 
 async def _reload(node: Node) -> None:

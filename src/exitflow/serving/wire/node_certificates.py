@@ -8,10 +8,9 @@ from pathlib import Path
 from exitflow.certificates import MAX_COMMON_NAME, make_authority, make_identity
 from exitflow.errors import ServingError
 from exitflow.files import write_secret
-from exitflow.serving.wire.certificate_files import CA, CERTIFICATE, KEY
+from exitflow.serving.wire.certificate_files import CA, CERTIFICATE, CLIENT, KEY, host_of_node
 
 CA_KEY = "ca-key.pem"
-CLIENT = "client"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -29,8 +28,9 @@ def make_certificates(out: Path, nodes: Sequence[str], hosts: Mapping[str, Seque
     authority = make_authority("exitflow CA", days=days)
     identities = {}
     for name in (*nodes, CLIENT):
-        own = (name,) if name.isascii() else ()  # what no host can be called, none is called
-        identities[name] = make_identity(name, authority, (*_LOCAL, *own, *hosts.get(name, ())), days=days)
+        identities[name] = make_identity(
+            name, authority, (*_LOCAL, host_of_node(name), *hosts.get(name, ())), days=days
+        )
     out.mkdir(parents=True)
     write_secret(out / CA_KEY, authority.key_pem)
     write_secret(out / CA, authority.certificate_pem)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -14,12 +16,36 @@ from exitflow.serving.wire.certificate_files import CA, CERTIFICATE, KEY
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What others see of our certificate."""
+
+    name: str
+    expires: float  # seconds since 1970
+    authority_expires: float
+
+
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> Any:
+    """The server's certificate as the client sees it."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(4):  # a message of each, and a reserve
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return ends[0].getpeercert()
+
+
+@dataclass(frozen=True)
 class Security:
     """Of one node. `certs` is a directory of `exitflow certs`, with the CA and this node's own certificate."""
 
     certs: str | None = None
     token: str | None = None
     insecure: bool = False
+    open: bool = False  # whether clients need no token
 
     def __post_init__(self) -> None:
         """A token must fit into a header."""
@@ -27,20 +53,24 @@ class Security:
         if token is not None and not (token and token.isascii() and token.isprintable() and token == token.strip()):
             raise ConfigError("must be printable ASCII, not empty, with no blanks at its ends", key="--token")
         if self.certs:
-            self._check_certificates()
+            self.shown  # noqa: B018 - which checks it
 
     @property
     def mutual(self) -> bool:
         """Whether nodes show each other certificates."""
         return self.certs is not None
 
-    def check_may_listen(self, host: str, key: str, *, local: bool) -> None:
-        """Beyond this machine only with TLS, or knowingly without."""
+    def check_may_listen(self, host: str, key: str, *, local: bool, certified: bool) -> None:
+        """Beyond this machine only with TLS, and to those who show a certificate or a token, or knowingly without."""
         if not local and not self.certs and not self.insecure:
             raise ConfigError(
                 f"{host} can be reached from other machines: give --certs DIR (make one with: exitflow certs), "
                 "or --insecure to do without",
                 key=key,
+            )
+        if not local and self.certs and not certified and not self.token and not self.open:
+            raise ConfigError(
+                f"whoever reaches {host} could ask this node: give --token TOKEN, or --open to let everybody", key=key
             )
 
     def node_credentials(self) -> grpc.ServerCredentials | None:
@@ -72,19 +102,40 @@ class Security:
         self._read(name)
         return str(Path(self.certs) / name)
 
-    def _check_certificates(self) -> None:
-        """Here and not in gRPC, which says only that it cannot listen."""
+    def check_name(self, node: str) -> None:
+        """Whether the certificate is that of this node: its children would not believe another."""
+        if self.certs and (name := self.shown.name) != node:
+            raise ConfigError(f"{self.certs}: is the certificate of {name!r}, not that of node {node!r}", key="--certs")
+
+    @property
+    def shown(self) -> Shown:
+        """Our certificate as others see it who trust our CA, and that they do, by a handshake with ourselves.
+
+        This is done here and not left to gRPC, which says only that it cannot listen.
+        """
+        folder = Path(self.certs or "")
         for name in (CA, CERTIFICATE, KEY):
             self._read(name)
-        folder = Path(self.certs or "")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        theirs.check_hostname = False  # hosts differ from client to client; the name of the node is in the subject
+        ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         what = CA
         try:
-            context.load_verify_locations(folder / CA)
+            theirs.load_verify_locations(folder / CA)
             what = f"{CERTIFICATE} with {KEY}"
-            context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
+            ours.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
+            what = f"{CERTIFICATE} under {CA}"
+            certificate = _handshake(theirs, ours)
+        except ssl.SSLCertVerificationError as error:
+            raise self._unusable(what, error.verify_message) from None
         except (ssl.SSLError, ValueError) as error:
-            raise ConfigError(f"{self.certs}: {what} cannot be used: {error}", key="--certs") from None
+            raise self._unusable(what, error) from None
+        names = [value for ((key, value),) in certificate["subject"] if key == "commonName"]
+        authorities = [ssl.cert_time_to_seconds(each["notAfter"]) for each in theirs.get_ca_certs()]  # type: ignore[arg-type]
+        return Shown(names[0] if names else "", ssl.cert_time_to_seconds(certificate["notAfter"]), min(authorities))
+
+    def _unusable(self, what: str, why: object) -> ConfigError:
+        return ConfigError(f"{self.certs}: {what} cannot be used: {why}", key="--certs")
 
     def _read(self, name: str) -> bytes:
         path = Path(self.certs or "") / name
