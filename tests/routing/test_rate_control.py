@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exitflow.routing.link_state import InAir
 from exitflow.routing.rate_control import ArrivalRate, ForwardControl, Recent, TokenBucket
 from exitflow.topology.graph import Link
 
@@ -235,16 +236,49 @@ def test_the_arrival_rate_follows():
 def test_looking_at_a_bucket_does_not_fill_it():
     bucket = TokenBucket(10.0, 10.0, now=0.0)
     assert bucket.look(0.5) == 5.0
-    bucket.pass_time(0.5, earning=False)
-    assert bucket.tokens(0.5) == 0.0
+    assert bucket.tokens(0.3) == 3.0
 
 
-def test_a_token_that_is_given_back_is_there_again_and_never_more_than_the_burst():
-    bucket = TokenBucket(10.0, 10.0, now=0.0)
-    bucket.tokens(0.4)
-    assert bucket.take(0.4, 2)
-    bucket.give_back()
-    assert bucket.tokens(0.4) == 3.0
-    bucket.tokens(100.0)
-    bucket.give_back()
-    assert bucket.tokens(100.0) == bucket.burst
+def test_what_is_in_the_air_takes_the_place_of_tokens_until_an_answer_comes():
+    in_air = InAir()
+    current = ForwardControl(
+        [Link("p0", 10.0)], UNIFORM, planned_rate=10.0, burst_seconds=1.0, now=0.0, in_air={"p0": in_air}
+    )
+    assert current.reserve(["p0"], 100.0, count=6) == "p0"
+    assert current.tokens(200.0) == {"p0": 3.5}  # of 9.5
+    first, second = in_air.next_turn(), in_air.next_turn()
+    in_air.lost(first, 4)  # its timeout: it may still arrive
+    assert current.tokens(300.0) == {"p0": 3.5}
+    in_air.answered(second, 2)  # so what was sent before has arrived as well
+    assert in_air.count == 0
+    assert current.tokens(300.0) == {"p0": 9.5}
+
+
+def test_an_answer_says_nothing_of_what_was_sent_after_the_question():
+    in_air = InAir()
+    in_air.count = 5
+    first, second = in_air.next_turn(), in_air.next_turn()
+    in_air.lost(second, 3)
+    in_air.answered(first, 2)
+    assert in_air.count == 3
+    in_air.answered(in_air.next_turn())
+    assert in_air.count == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.4), st.integers(1, 20), st.booleans()), min_size=1, max_size=80))
+def test_whenever_the_network_stands_still_the_receiver_sees_no_more_than_limit_and_burst(steps):
+    """What was sent arrives when the network moves, all at once, and only then is there an answer."""
+    limit, in_air, now, waiting, received = 20.0, InAir(), 0.0, [], []
+    bucket = TokenBucket(limit, limit, now, in_air)
+    for gap, count, moves in steps:
+        now += gap
+        while count and bucket.take(now):
+            in_air.count += 1
+            waiting.append(in_air.next_turn())
+            count -= 1
+        if moves:
+            received += [now] * len(waiting)
+            for turn in waiting:
+                in_air.answered(turn, 1)
+            waiting.clear()
+    assert most_in_a_window(received) <= 2 * limit + 1e-6

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from exitflow.routing.clock import RealClock
 from exitflow.serving.node.node import Node
 from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.ports.grpc_server import Port, start_grpc
@@ -54,15 +55,16 @@ GARBAGE = b"\xff" * 4  # is no message
 class FakeParent:
     """Answers what it is told to; remembers what came."""
 
-    def __init__(self, num_classes, *, behaviour="answer", delay=0.0, exit=2):
+    def __init__(self, num_classes, *, behaviour="answer", delay=0.0, exit=2, clock=None):
         self.num_classes, self.behaviour, self.delay, self.exit = num_classes, behaviour, delay, exit
+        self.clock = clock or RealClock()
         self.received = []  # (seconds, samples)
         self.requests = []
         self.probes = 0
 
     async def infer(self, request, context):
         count = request.inputs[0].shape[0]
-        self.received.append((asyncio.get_running_loop().time(), count))
+        self.received.append((self.clock.now(), count))
         self.requests.append(request)
         if self.delay:
             await asyncio.sleep(self.delay)
@@ -145,6 +147,32 @@ async def far_away(address, delay, *, connecting=0.0):
     yield "{}:{}".format(*server.sockets[0].getsockname())
     server.close()
     await asyncio.gather(*connections)
+
+
+@asynccontextmanager
+async def freezing(address):
+    """(an address behind which is that one, an event): while the event is not set nothing moves, in either direction."""
+    moves, connections = asyncio.Event(), []
+    moves.set()
+
+    async def copy(reader, writer):
+        while data := await reader.read(65536):
+            await moves.wait()
+            writer.write(data)
+        writer.close()
+
+    async def connect(reader, writer):
+        connections.append(asyncio.current_task())
+        there, back = await asyncio.open_connection(*address.split(":"))
+        await asyncio.gather(copy(reader, back), copy(there, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    try:
+        yield "{}:{}".format(*server.sockets[0].getsockname()), moves
+    finally:
+        moves.set()
+        server.close()
+        await asyncio.gather(*connections)
 
 
 def http(place, method, path, body=None, headers=None, context=None):

@@ -1,4 +1,4 @@
-"""What a node knows of the link to one parent: whether it may be used, and what is still under way on it.
+"""What a node knows of the link to one parent: whether it may be used, and what may still be under way on it.
 
 The breaker opens when the parent cannot be reached, or fails a few times in a row (`_WEIGHTS`). Then nothing is sent
 until the parent has said that it is ready. A pure state machine: whoever has the network tells it what happened.
@@ -15,10 +15,38 @@ IDLE_PAUSE = 2.0  # seconds without an answer after which a parent is asked whet
 _WEIGHTS = {"unreachable": MAX_FAILURES, "version": MAX_FAILURES, "overloaded": 0, "invalid": 0, "deadline": 0.25}
 
 
+class InAir:
+    """Samples that were sent over a link, and of which nobody knows whether the other end has received them.
+
+    A network that stands still delivers everything at once afterwards, also what nobody waits for any more. So a sample
+    counts until an answer to it comes, or to something that was sent after it: a connection keeps the order.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._turn = 0
+        self._lost: list[tuple[int, int]] = []  # (turn, samples) whose answers are waited for no more
+
+    def next_turn(self) -> int:
+        """Something is sent now."""
+        self._turn += 1
+        return self._turn
+
+    def answered(self, turn: int, count: int = 0) -> None:
+        """The `count` samples of this turn have arrived, and all that was lost before."""
+        self.count -= count + sum(lost for sent, lost in self._lost if sent < turn)
+        self._lost = [(sent, lost) for sent, lost in self._lost if sent >= turn]
+
+    def lost(self, turn: int, count: int) -> None:
+        """Nobody waits for the answer to these any more, but they may still arrive."""
+        self._lost.append((turn, count))
+
+
 class LinkState:
     """It begins open, with nothing under way."""
 
     def __init__(self) -> None:
+        self.in_air = InAir()
         self.problem = ""  # why the breaker is open; "": it is closed
         self.times_cut = 0
         self._failures = 0.0

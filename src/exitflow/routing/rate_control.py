@@ -5,7 +5,8 @@ requests fall below it as the links can take, and it leans towards keeping the b
 are a bad guide, after a spell of hard ones or a crowd that has gone, the links would idle: so tokens that overflow
 unused raise the share to be forwarded, and requests that find none lower it; what goes up only for that leaves half of
 the tokens to the harder. Behind the threshold every link has a token bucket, which is never exceeded: out of tokens, a
-request is answered locally, the surest first.
+request is answered locally, the surest first. What is under way holds its token, so that the limit is kept where it
+matters, at the receiver, also when the network stands still for a while.
 
 Times are seconds of a monotonic clock, rates are requests/s, and a request is one sample.
 """
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exitflow.routing.confidence import serves
+from exitflow.routing.link_state import InAir
 from exitflow.topology.graph import Link
 
 FloatArray = npt.NDArray[np.float64]
@@ -34,10 +36,14 @@ JITTER = 0.05  # seconds by which requests may bunch on their way without the re
 
 
 class TokenBucket:
-    """At most `rate * t + burst` tokens in any t seconds. It starts empty, so that a restart grants nothing."""
+    """At most `rate * t + burst` tokens in any t seconds. It starts empty, so that a restart grants nothing.
 
-    def __init__(self, rate: float, burst: float, now: float) -> None:
+    It never holds more than `burst` less what is in the air: all of that may arrive at once, at any moment.
+    """
+
+    def __init__(self, rate: float, burst: float, now: float, in_air: InAir | None = None) -> None:
         self.rate = rate
+        self._in_air = in_air or InAir()
         self.burst = max(burst - rate * JITTER, 1.0) if rate > 0 else 0.0
         self.overflowed = 0.0  # tokens that came while it was full
         self._tokens = 0.0
@@ -48,21 +54,19 @@ class TokenBucket:
 
     def look(self, now: float) -> float:
         """How many there would be, were it asked for any; nothing changes."""
-        return min(self._earned(now), self.burst)
+        return min(self._earned(now), self._room)
+
+    @property
+    def _room(self) -> float:
+        return max(self.burst - self._in_air.count, 0.0)
 
     def tokens(self, now: float) -> float:
         """How many there are."""
         earned = self._earned(now)
-        self._tokens = min(earned, self.burst)
-        self.overflowed += earned - self._tokens
+        self._tokens = min(earned, self._room)
+        self.overflowed += max(earned - self.burst, 0.0)
         self._updated = max(now, self._updated)
         return self._tokens
-
-    def pass_time(self, now: float, *, earning: bool) -> None:
-        """Until now; not `earning`, it gives no tokens."""
-        if earning:
-            self.tokens(now)
-        self._updated = max(now, self._updated)
 
     def take(self, now: float, count: int = 1) -> bool:
         """So many of them, if there are."""
@@ -70,10 +74,6 @@ class TokenBucket:
             return False
         self._tokens -= count
         return True
-
-    def give_back(self) -> None:
-        """One that was taken and not used."""
-        self._tokens = min(self._tokens + 1, self.burst)
 
 
 class ArrivalRate:
@@ -143,11 +143,18 @@ class ForwardControl:
         burst_seconds: float,
         now: float,
         limited: bool = True,
+        in_air: Mapping[str, InAir] | None = None,
     ) -> None:
-        """Without `limited`, the calibrated threshold alone decides, and no link is protected."""
+        """Without `limited`, the calibrated threshold alone decides, and no link is protected.
+
+        `in_air`, by parent, is kept by whoever sends; without it, what is sent has arrived.
+        """
+        self._in_air = in_air or {}
         limits = {link.name: link.max_transfer_rate if limited else None for link in links}
         self._buckets = {
-            name: None if limit is None else TokenBucket(limit, max(limit * burst_seconds, 1.0), now)
+            name: None
+            if limit is None
+            else TokenBucket(limit, max(limit * burst_seconds, 1.0), now, self._in_air.get(name))
             for name, limit in limits.items()
         }
         self._adapts = limited
@@ -173,16 +180,6 @@ class ForwardControl:
         """Of each link, the most that it may carry at once; None where it has no limit."""
         return {name: bucket.burst if bucket else None for name, bucket in self._buckets.items()}
 
-    def pass_time(self, parent: str, now: float, *, earning: bool) -> None:
-        """Until now, for its link; not `earning`, it gives no tokens."""
-        if bucket := self._buckets[parent]:
-            bucket.pass_time(now, earning=earning)
-
-    def give_back(self, parent: str) -> None:
-        """A sample that was routed to `parent` is not sent after all."""
-        if bucket := self._buckets[parent]:
-            bucket.give_back()
-
     def hardest_first(self, confidences: FloatArray, open_parents: Sequence[str], now: float) -> Sequence[int]:
         """Learn from a batch, and say which of its samples the threshold does not let the node answer."""
         self._arrivals.add(len(confidences), now)
@@ -204,6 +201,12 @@ class ForwardControl:
 
     def reserve(self, candidates: Sequence[str], now: float, *, count: int = 1, spare: float = 0.0) -> str | None:
         """A parent with room for `count` more, now taken; `spare` is the part of the burst that must be left."""
+        name = self._with_room(candidates, now, count, spare)
+        if name is not None and name in self._in_air:
+            self._in_air[name].count += count
+        return name
+
+    def _with_room(self, candidates: Sequence[str], now: float, count: int, spare: float) -> str | None:
         unlimited = [name for name in candidates if self._buckets[name] is None]
         if unlimited:
             self._turn += 1

@@ -221,9 +221,7 @@ def test_what_does_not_fit_into_one_message_goes_in_several(eager, monkeypatch):
             sizes = []
             link = device.links["edge"]
             infer = link.infer
-            monkeypatch.setattr(
-                link, "infer", lambda request, timeout: sizes.append(request) or infer(request, timeout)
-            )
+            monkeypatch.setattr(link, "infer", lambda request, *rest: sizes.append(request) or infer(request, *rest))
             answers = await ask(device, eager, 64)
             assert answers.nodes == ["cloud"] * 64
             assert (answers.scores.argmax(axis=1) == logits[2][:64].argmax(axis=1)).all()

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -12,7 +13,18 @@ from exitflow.routing.clock import VirtualClock
 from exitflow.routing.link_state import FIRST_PAUSE, IDLE_PAUSE, MAX_FAILURES
 from exitflow.serving.ports.description import problems
 from exitflow.serving.wire.answers import BadRequestError
-from tests.serving.inprocess import ALL_UP, EAGER, PATIENT, FakeParent, ask, fake_parent, far_away, running, until
+from tests.serving.inprocess import (
+    ALL_UP,
+    EAGER,
+    PATIENT,
+    FakeParent,
+    ask,
+    fake_parent,
+    far_away,
+    freezing,
+    running,
+    until,
+)
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
 
 
@@ -315,6 +327,46 @@ def test_what_waits_for_a_connection_is_no_more_than_limit_and_burst_when_it_arr
         times = [seconds for seconds, count in parent.received for _ in range(count)]
         assert max(sum(first <= other < first + 1 for other in times) for first in times) <= 2 * limit
         assert len(times) > limit  # else nothing was seen
+
+    asyncio.run(scenario())
+
+
+def test_a_network_that_stood_still_delivers_no_more_than_limit_and_burst_afterwards(tmp_path):
+    """The connection stays, requests time out, and then everything arrives at once."""
+    limit, clock = 30.0, VirtualClock()
+    bundle = make_bundle(tmp_path / "b", chain(rate=500.0, limits=(limit, None)))
+    hardest = confidence(bundle.samples().outputs.logits[0]).argsort()[:40]
+    samples = cycle(np.split(bundle.samples().inputs[hardest], 40))
+
+    async def scenario():
+        parent = FakeParent(NUM_CLASSES, clock=clock)
+        async with (
+            fake_parent(parent) as address,
+            freezing(address) as (place, moves),
+            running(bundle, "device", {"edge": place}, spec=replace(EAGER, forward_timeout=0.3), clock=clock) as (
+                node,
+                _,
+            ),
+        ):
+            link = node.links["edge"]
+
+            async def ask_for(seconds, at_once=5):
+                for _ in range(round(seconds / 0.1)):
+                    clock.advance(0.1)
+                    link.state.mended()  # however short it was cut
+                    await asyncio.gather(*(node.infer(node.current, next(samples)) for _ in range(at_once)))
+
+            await ask_for(2.0)
+            moves.clear()
+            await ask_for(2.0, at_once=20)
+            frozen = len(parent.received)
+            assert 0 < link.state.in_air.count <= limit
+            moves.set()
+            await until(lambda: clock.advance(0.01) or parent.probes)  # whatever was sent before has arrived
+            await ask_for(2.0, at_once=20)
+            times = [seconds for seconds, count in parent.received for _ in range(count)]
+            assert max(sum(first <= other < first + 1 for other in times) for first in times) <= 2 * limit
+            assert len(parent.received) > frozen  # and the link is used again
 
     asyncio.run(scenario())
 

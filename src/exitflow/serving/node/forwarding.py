@@ -46,15 +46,6 @@ class Forwarder:
         """Whether no parent is being asked."""
         return not self._tasks
 
-    def pass_time(self, now: float) -> None:
-        """While a connection comes about its link earns no tokens: what waits is sent at once when it is there."""
-        for link in self._links.values():
-            if link.state.open:
-                self._pass_time(link, now)
-
-    def _pass_time(self, link: ParentLink, now: float) -> None:
-        self._router.control.pass_time(link.name, now, earning=link.was_connected())
-
     def ask(self, parent: str, asked: Sequence[Question], computed: Computed) -> None:
         """In the background; `parent` has given tokens for all of `asked`, which are sent together if they can be."""
         most = _most_at_once(parent, asked[0], computed)
@@ -84,9 +75,7 @@ class Forwarder:
             except LinkError as failure:
                 reason = failure.reason = self._router.blame(failure.reason, timeout)
                 self._links[target].failed(failure, len(asked))
-                now = self._clock.now()
-                self.pass_time(now)
-                target = self._router.another(tried, len(asked), deadline, now)
+                target = self._router.another(tried, len(asked), deadline, self._clock.now())
             else:
                 self._links[target].counts.answered += len(asked)
                 self._settle(asked, answers, reason)
@@ -98,7 +87,7 @@ class Forwarder:
         try:
             request = self._request(link.name, asked, computed)
             link.counts.forwarded += len(asked)
-            response = await link.infer(request, timeout)
+            response = await link.infer(request, len(asked), timeout)
             loaded = asked[0].job.key
             deeper = range(loaded.engine.exit + 1, len(loaded.bundle.manifest.segments) + 1)
             answers = Answers.from_message(response, len(asked), computed.scores.shape[1], deeper)
@@ -110,7 +99,6 @@ class Forwarder:
             log.exception("asking %s failed", link.name)
             raise LinkError("failed", f"{type(error).__name__}: {error}") from None
         link.state.succeeded()
-        self._pass_time(link, self._clock.now())  # nothing waits for the connection any more
         return answers
 
     def _request(self, parent: str, asked: Sequence[Question], computed: Computed) -> Any:

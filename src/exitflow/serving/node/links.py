@@ -69,6 +69,10 @@ _REASONS = {
 }
 
 
+# By these the parent has answered; after the others nobody knows whether it has received anything.
+_ANSWERED = {"overloaded", "version", "invalid", "refused", "nonsense"}
+
+
 @dataclass
 class LinkCounts:
     """Since the node started."""
@@ -89,7 +93,6 @@ class ParentLink:
         self.counts = LinkCounts()
         self.state = LinkState()
         self._clock = clock
-        self._was_connected = True  # nothing waits for it
         self._answered = clock.now()  # when something last came from the parent
         self._expects = ("", "")
         self._metadata = security.metadata
@@ -104,18 +107,25 @@ class ParentLink:
         )
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
-    def was_connected(self) -> bool:
-        """Whether the channel was connected when this was last asked. If it is not now, it tries to be."""
-        state = self._channel.get_state(try_to_connect=True)
-        before, self._was_connected = self._was_connected, state is grpc.ChannelConnectivity.READY
-        return before
-
     def expect(self, model: str, version: str) -> None:
         """What the parent must be ready with before requests flow again."""
         self._expects = (model, version)
 
-    async def infer(self, request: Any, timeout: float) -> Any:
-        """The parent's ModelInferResponse, or a LinkError."""
+    async def infer(self, request: Any, count: int, timeout: float) -> Any:
+        """The parent's ModelInferResponse to a request of `count` samples, or a LinkError."""
+        turn = self.state.in_air.next_turn()
+        try:
+            response = await self._infer_once(request, timeout)
+        except BaseException as error:
+            if isinstance(error, LinkError) and error.reason in _ANSWERED:
+                self.state.in_air.answered(turn, count)
+            else:
+                self.state.in_air.lost(turn, count)
+            raise
+        self.state.in_air.answered(turn, count)
+        return response
+
+    async def _infer_once(self, request: Any, timeout: float) -> Any:
         data = request.SerializeToString()
         self.counts.bytes_sent += len(data)
         try:
@@ -162,12 +172,14 @@ class ParentLink:
 
     async def _ask_whether_ready(self) -> None:
         """Or a LinkError."""
+        turn = self.state.in_air.next_turn()
         model, version = self._expects
         question = MESSAGES["ModelReadyRequest"](name=model, version=version)
         try:
             reply = await self._ready(question, timeout=PROBE_TIMEOUT, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise _link_error(error) from None
+        self.state.in_air.answered(turn)
         if reply is None:  # it cannot be read
             raise LinkError("nonsense", "its readiness cannot be read")
         if not reply.ready:

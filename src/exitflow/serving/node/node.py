@@ -201,7 +201,6 @@ class Node:
         fine = np.isfinite(computed.scores).all(axis=1) & np.isfinite(computed.confidences)
         if not fine.all() or any(job.future.done() for job in computed.jobs):
             computed = _still_wanted(computed, fine)
-        self._forwarder.pass_time(now)
         deadlines = [job.deadline for job in computed.jobs for _ in range(job.size)]
         decision = self.router.decide(computed.confidences, deadlines, now)
         self._count_decision(decision)
@@ -283,6 +282,7 @@ class Node:
             burst_seconds=self.spec.burst_seconds,
             now=self.clock.now(),
             limited=self.spec.control == "rate",
+            in_air={parent: link.state.in_air for parent, link in self.links.items()},
         )
 
     def _expect(self, bundle: Bundle) -> None:
