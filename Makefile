@@ -36,9 +36,9 @@ format: .venv/.installed-dev  ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results-check: .venv/.installed  ## every table of results in the docs against the records in results/
-	$(BIN)/python -m paper report results/tiny --check results/tiny/README.md
-	$(BIN)/python -m paper report results/small --check docs/results.md
+results-check: .venv/.installed  ## every table of results in the docs against the store
+	$(BIN)/python -m paper report paper/results/tiny.jsonl --check docs/results-tiny.md
+	$(BIN)/python -m paper report paper/results/small.jsonl --check docs/results.md
 
 docs: .venv/.installed-dev  ## the documentation as a site in site/, which works offline
 	$(MKDOCS) build --strict

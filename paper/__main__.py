@@ -20,7 +20,7 @@ def main() -> None:
     \b
     Example:
       python -m paper reproduce table1 --data-dir data
-      python -m paper report results/small --update docs/results.md
+      python -m paper report paper/results/small.jsonl --update docs/results.md
     """
 
 

@@ -91,7 +91,7 @@ def check(path: Path, results: Results) -> int:
             if found != right:
                 raise StaleFiguresError(
                     f"{path}, line {number + 1}: block {block.name!r} says {_quoted(found)}, the records say "
-                    f"{_quoted(right)}; rewrite it with: python -m paper report {results.folder} --update {path}"
+                    f"{_quoted(right)}; rewrite it with: python -m paper report {results.path} --update {path}"
                 )
     return len(blocks)
 
@@ -218,7 +218,7 @@ def _variance(dataset: str, results: Results) -> list[str]:
     rows = []
     for seed in results.seeds():
         found = results.gradient_variance(dataset, seed)
-        rows += [[f"seed {seed}", *(f"{value:.2e}" for value in found["gradient_variance"])]] if found else []
+        rows += [[f"seed {seed}", *(f"{value:.2e}" for value in found)]] if found else []
     rows = rows or [["measured", *[MISSING] * 3]]
     rows.append(["the paper", *(f"{value:.2e}" for value in published_gradient_variance(dataset))])
     return ["", *_table(["", "exit 1", "exit 2", "exit 3"], rows), ""]

@@ -23,7 +23,7 @@ class TableFigures:
     def found(self, cell: Cell) -> list[Result]:
         """The results that a cell rests on, one for each seed that has one."""
         own = cell.row.shows_own_answers
-        results = (self.results.get(cell.training_name(seed), own_answers=own) for seed in self.seeds)
+        results = (self.results.get(cell.training(seed), own_answers=own) for seed in self.seeds)
         return [result for result in results if result is not None]
 
     def accuracy(self, dataset: str, label: str, setting: str) -> Spread | None:
@@ -67,10 +67,8 @@ def _as_fractions(figure: Mapping[str, float] | None) -> dict[str, float] | None
 
 def gradient_variance_json(results: Results, datasets: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """The paper's Table 3: the mean variance of the gradient's elements at each exit, by data set and seed."""
-    found = {dataset: {str(seed): results.gradient_variance(dataset, seed) for seed in seeds} for dataset in datasets}
     measured = {
-        dataset: {seed: each and each["gradient_variance"] for seed, each in by_seed.items()}
-        for dataset, by_seed in found.items()
+        dataset: {str(seed): results.gradient_variance(dataset, seed) for seed in seeds} for dataset in datasets
     }
     paper = {dataset: published_gradient_variance(dataset) for dataset in datasets}
     return {"table": GRADIENT_VARIANCE, "seeds": list(seeds), "variance": measured, "paper": paper}

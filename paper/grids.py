@@ -105,8 +105,7 @@ def table_grid(table: Table, dataset: str, results: Results) -> Grid:
     for column in range(len(table.settings)):
         _mark_best(compared, column)
     found = [figures.found(cell) for cell in table.cells([dataset])]
-    names = {result.name for results in found for result in results}
-    own_seeds = tuple(seed for seed in seeds if any(name.endswith(f"_seed-{seed}") for name in names))
+    own_seeds = tuple(sorted({result.training.seed for results in found for result in results}))
     entries = {label: tuple(row) for label, row in rows.items()}
     costs = {label: _costs(figures, dataset, label) for label in rows} if table.shows_costs else {}
     return Grid(table, dataset, own_seeds, entries, _summary(figures, dataset), costs)

@@ -39,8 +39,8 @@ class Contest:
 
 
 def _can_differ(leader: Cell, *rivals: Cell) -> bool:
-    own = (leader.training_name(0), leader.row.shows_own_answers)
-    return own not in [(rival.training_name(0), rival.row.shows_own_answers) for rival in rivals]
+    own = (leader.training(0), leader.row.shows_own_answers)
+    return own not in [(rival.training(0), rival.row.shows_own_answers) for rival in rivals]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def find_lead(cells: Sequence[Cell], results: Results, seeds: Sequence[int]) -> 
     """Of the first of `cells` over the others, all of one setting; None where no seed has them all."""
     by_seed = []
     for seed in seeds:
-        found = [results.get(cell.training_name(seed), own_answers=cell.row.shows_own_answers) for cell in cells]
+        found = [results.get(cell.training(seed), own_answers=cell.row.shows_own_answers) for cell in cells]
         if all(found):
             by_seed.append([result.accuracy(cells[0].setting) for result in found if result])
     if not by_seed:

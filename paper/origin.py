@@ -13,15 +13,14 @@ def origin_facts(results: Results) -> dict[str, str]:
     found = results.provenances()
     if not found:
         return {}
-    dates = sorted({str(each.get("date", "unknown")) for each in found})
-    versions = Counter(f"Python {each.get('python', '?')}, PyTorch {each.get('torch', '?')}" for each in found)
-    instructions = [str(each.get("instructions", "unknown")) for each in found]
+    dates = sorted({each.date for each in found})
+    versions = Counter(f"Python {each.python}, PyTorch {each.torch}" for each in found)
     return {
         "Results": f"{len(found):,}",
         "Dates": dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
-        "Commits": _listed([str(each.get("commit", "unknown")) for each in found]),
-        "Machines": _listed([str(each.get("machine", "unknown")) for each in found]),
-        "Instructions": _listed(instructions),
+        "Commits": _listed([each.commit for each in found]),
+        "Machines": _listed([each.machine for each in found]),
+        "Instructions": _listed([each.instructions for each in found]),
         "Software": _listed(list(versions.elements())),
     }
 

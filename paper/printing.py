@@ -43,7 +43,7 @@ def print_gradient_variance(results: Results, datasets: Sequence[str], seeds: Se
         for seed in seeds:
             found = results.gradient_variance(dataset, seed)
             if found:
-                rows.append([f"{dataset}, seed {seed}", *(f"{value:.2e}" for value in found["gradient_variance"])])
+                rows.append([f"{dataset}, seed {seed}", *(f"{value:.2e}" for value in found)])
         rows.append([f"{dataset}, the paper", *(f"{value:.2e}" for value in published_gradient_variance(dataset))])
     exits = [f"exit {exit}" for exit in range(1, 4)]
     print_table("Table 3: mean variance of the gradient's elements, before training", ["", *exits], rows)

@@ -14,11 +14,11 @@ from exitflow.errors import RunError, TrainingError
 from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.sampling import probability_matrix
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
-from exitflow.runs.training_folder import TrainingFolder
+from exitflow.report.series import Training
 from exitflow.theory.error_costs import ErrorTerms, calibrated_costs
 
 
-def recorded_terms(training: TrainingFolder, weightings: Iterable[str]) -> dict[str, ErrorTerms]:
+def recorded_terms(training: Training, weightings: Iterable[str]) -> dict[str, ErrorTerms]:
     """Of the weights in the last round, calibrated; {} where the training measured no gradients."""
     if not training.profile.get("gradients"):
         return {}
@@ -28,10 +28,10 @@ def recorded_terms(training: TrainingFolder, weightings: Iterable[str]) -> dict[
         costs, last = calibrated_costs(profile.bound), profile.num_rounds
         return {name: costs.terms(WEIGHTINGS[name](profile, last)) for name in weightings}
     except (ArithmeticError, AttributeError, LookupError, TrainingError, TypeError, ValueError):
-        raise RunError(f"{training.folder / 'profile.json'}: is not as exitflow writes it; restore it") from None
+        raise RunError(f"{training.name}: its profile is not as exitflow writes it; restore it") from None
 
 
-def _measured_profile(training: TrainingFolder) -> ExitProfile:
+def _measured_profile(training: Training) -> ExitProfile:
     known, spec = training.profile, training.system.training
     samples = {name: float(count) for name, count in known["node_samples"].items()}
     profile = ExitProfile(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from exitflow.errors import ConfigError, RunError
+from exitflow.errors import ConfigError
 from exitflow.report.page import write_page
 from exitflow.report.terminal import progress_bar
 from paper import documents
@@ -17,19 +17,19 @@ from paper.results_page import results_page
 
 @click.command(short_help="A page with tables and figures of RESULTS.")
 @click.argument("results")
-@click.option("--out", metavar="DIR", help="Where the page is written; RESULTS/report if not given.")
+@click.option("--out", metavar="DIR", help="Where the page is written; report/SCALE beside RESULTS if not given.")
 @click.option("--update", multiple=True, metavar="FILE.md", help="Write the tables of a document anew, and no page.")
 @click.option("--check", multiple=True, metavar="FILE.md", help="Only see whether the tables of a document are right.")
 def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[str, ...]) -> None:
     """A page with the tables and figures of RESULTS, which needs no network; the figures also as PNG files.
 
-    RESULTS is a folder that `reproduce` filled. Tables of documents stand between <!-- results:table1 cifar10 -->
+    RESULTS is a file that `reproduce` filled. Tables of documents stand between <!-- results:table1 cifar10 -->
     and <!-- end -->.
 
     \b
     Example:
-      python -m paper report results/small --out report
-      python -m paper report results/small --update docs/results.md
+      python -m paper report paper/results/small.jsonl --out report
+      python -m paper report paper/results/small.jsonl --update docs/results.md
     """
     if (update or check) and out:
         raise ConfigError("writes a page, --update and --check do not: choose one", key="--out")
@@ -42,25 +42,27 @@ def report(results: str, out: str | None, update: tuple[str, ...], check: tuple[
         click.echo(f"None of the results in {results} belongs to a table.", err=True)
 
 
-def build_report(folder: str | Path, out: str | Path | None = None) -> tuple[Path, int]:
-    """Write the report on `folder`; the page, and the number of its figures."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise RunError(f"{folder}: there is no such folder")
-    results = Results(folder)
-    if not results.provenances() and not (folder / ".work").is_dir():
-        raise RunError(f"{folder}: holds no results of `python -m paper reproduce`")
-    check_systems(results)
+def build_report(path: str | Path, out: str | Path | None = None) -> tuple[Path, int]:
+    """Write the report on the store at `path`; the page, and the number of its figures."""
+    results = _results(path)
     page = results_page(results)
     with progress_bar(len(page.plots), unit="figures") as show:
-        return write_page(page, Path(out) if out else folder / "report", show), len(page.plots)
+        return write_page(page, Path(out) if out else results.path.parent / "report" / results.path.stem, show), len(
+            page.plots
+        )
 
 
-def _documents(folder: str, update: tuple[str, ...], check: tuple[str, ...]) -> None:
-    results = Results(folder)
-    if not results.provenances():
-        raise ConfigError(f"there are no results of `python -m paper reproduce` in {folder!r}", key="RESULTS")
+def _results(path: str | Path) -> Results:
+    """The store at `path`, which has something in it."""
+    results = Results(path)
+    if not results.lines:
+        raise ConfigError(f"there are no results of `python -m paper reproduce` in {str(path)!r}", key="RESULTS")
     check_systems(results)
+    return results
+
+
+def _documents(path: str, update: tuple[str, ...], check: tuple[str, ...]) -> None:
+    results = _results(path)
     for name in update:
         documents.check_marks(Path(name))  # of all, before any is written
     for name in update:

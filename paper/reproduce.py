@@ -23,19 +23,17 @@ from exitflow.topology.settings import PAPER_SETTINGS
 from paper.figures import TableFigures, gradient_variance_json
 from paper.printing import print_figures, print_gradient_variance
 from paper.reproduction import Reproduction
-from paper.results import Results
-from paper.tables import DATASETS, GRADIENT_VARIANCE, TABLES, Job, Table, find_table
+from paper.results import STORES
+from paper.tables import DATASETS, GRADIENT_VARIANCE, SCALES, TABLES, Job, Table, find_table
 
 
 @click.command(short_help="Run the experiments behind a table.")
 @click.argument("table")
-@click.option(
-    "--scale", type=click.Choice(["tiny", "small", "paper"]), default="small", show_default=True, help="How large."
-)
+@click.option("--scale", type=click.Choice(SCALES), default="small", show_default=True, help="How large.")
 @click.option("--seeds", metavar="N,N", default="9,42,67", show_default=True, help="Every training with each of them.")
 @click.option("--datasets", metavar="A,B", default="cifar10,cifar100", show_default=True, help="On which data.")
 @click.option("--settings", metavar="X-Y-Z,...", help="Only these columns, such as 80-15-5,5-15-80; all if not given.")
-@click.option("--out", metavar="DIR", help="Where results are kept; results/SCALE if not given.")
+@click.option("--out", metavar="FILE", help="Where results are kept; paper/results/SCALE.jsonl if not given.")
 @click.option("--device", default="cpu", show_default=True, help="Where PyTorch computes, such as cuda.")
 @workers_option
 @data_dir_option
@@ -70,16 +68,15 @@ def reproduce(
     chosen = list(TABLES.values()) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
     chosen = _with_columns(chosen, settings) if settings is not None else chosen
     names, numbers = _dataset_names(datasets, chosen), split_seeds(seeds)
-    results = Results(out or Path("results") / scale)
-    reproduction = Reproduction(results, scale, data_dir, device)
+    reproduction = Reproduction(Path(out or STORES / f"{scale}.jsonl"), scale, data_dir, device)
     jobs = reproduction.missing(chosen, numbers, names)
     measured = table in ("all", GRADIENT_VARIANCE)
     unmeasured = reproduction.unmeasured(names, numbers) if measured else []
-    if needed := {job.dataset for job in jobs} | {name for name, _ in unmeasured}:
+    if needed := {job.training.dataset for job in jobs} | {name for name, _ in unmeasured}:
         try:
             reproduction.check(sorted(needed))
         except DataError as error:
-            raise DataError(f"{error}; {_missing(jobs, unmeasured)} in {results.folder}") from None
+            raise DataError(f"{error}; {_missing(jobs, unmeasured)} in {reproduction.store}") from None
     with progress_bar(len(jobs) + len(unmeasured), unit="trainings" if jobs else "measurements") as show:
         left = reproduction.run(jobs, workers=workers or _default_workers(device), observer=show)
         for done, (name, seed) in enumerate(unmeasured, start=len(jobs)):
@@ -87,6 +84,7 @@ def reproduce(
             reproduction.measure_gradient_variance(name, seed)
     if left:
         click.echo(f"Left to another process that is training them: {', '.join(left)}.", err=True)
+    results = reproduction.results
     figures = [TableFigures(each, results, tuple(numbers)) for each in chosen]
     if as_json:
         tables = [each.to_json(names) for each in figures]

@@ -1,14 +1,13 @@
 """Run the trainings that some tables need: each once, several at a time, and none again that has a result.
 
-Every training runs in a process of its own with one thread. It lives in RESULTS/.work until it is finished, with
-the checkpoints of every run directory, so a kill costs at most a round of each. Workers end with the process that
-started them, however that ends.
+Every training runs in a process of its own with one thread. It lives in .work/SCALE beside the store until it is
+finished, with the checkpoints of every run directory, so a kill costs at most a round of each. Workers end with the
+process that started them, however that ends.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import multiprocessing as mp
 import os
 import re
@@ -24,7 +23,6 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,25 +33,19 @@ from exitflow.evaluation.blending import blended
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.federated.measuring import exit_means, measure_gradients
 from exitflow.federated.places.serial import SerialBackend
-from exitflow.files import locked, write_atomically
+from exitflow.files import locked
 from exitflow.runs.runs import Run, evaluate
 from exitflow.runs.training import resume_or_train
+from exitflow.runs.training_costs import TrainingCosts
 from exitflow.runs.training_folder import TrainingFolder
 from exitflow.system.assembly import Assembly
 from exitflow.system.system import System
 from paper.named_results import check_systems
-from paper.results import (
-    OWN_ANSWERS,
-    Results,
-    commit,
-    costs_json,
-    provenance,
-    records_to_keep,
-    write_json,
-)
+from paper.provenance import commit, provenance
+from paper.results import Answers, GradientVariance, Results, TrainingResult, curves_json, publish
 from paper.tables import Job, Scale, Table, distinct_trainings, system_for_variance
+from paper.training import Training, system_digest
 
-KEPT = ("spec.toml", "profile.json")
 WORK = ".work"
 
 Reports = SimpleQueue[tuple[str, float]]  # the name of a training, and how much of it is done
@@ -62,12 +54,22 @@ Observer = Callable[[str, float], None]  # what is being done; trainings done so
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where results lie, and how to come by those that are missing."""
+    """Where results are kept, and how to come by those that are missing."""
 
-    results: Results
+    store: Path
     scale: Scale
     data_dir: str | None = None
     device: str = "cpu"
+
+    @property
+    def results(self) -> Results:
+        """As they are now."""
+        return Results(self.store)
+
+    @property
+    def work(self) -> Path:
+        """Where trainings live until they are finished."""
+        return self.store.parent / WORK / self.store.stem
 
     def check(self, datasets: Sequence[str]) -> None:
         """Refuse a device, a folder or data that cannot be used, before anything is begun."""
@@ -82,33 +84,29 @@ class Reproduction:
 
     def missing(self, tables: Sequence[Table], seeds: Sequence[int], datasets: Sequence[str]) -> list[Job]:
         """The distinct trainings without a result."""
-        check_systems(self.results, self.scale)
+        results = self.results
+        check_systems(results, self.scale)
         jobs = distinct_trainings(tables, seeds, self.scale, datasets)
-        return [job for job in jobs if not self._has_result(job)]
-
-    def _has_result(self, job: Job) -> bool:
-        found = self.results.get(job.name, own_answers=any(cell.row.shows_own_answers for cell in job.cells))
-        if found is None:
-            return False
-        for cell in job.cells:  # damage is told now, not after hours of training
-            found.accuracy(cell.setting)
-        return True
+        return [job for job in jobs if not _has_result(job, results)]
 
     def unmeasured(self, datasets: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
         """The data sets and seeds whose gradient variance is not there."""
-        return [(name, seed) for name in datasets for seed in seeds if not self.results.gradient_variance(name, seed)]
+        results = self.results
+        return [(name, seed) for name in datasets for seed in seeds if not results.gradient_variance(name, seed)]
 
     def _make_folder(self) -> None:
+        folder = self.store.parent
+        if self.store.is_dir():
+            raise RunError(f"{self.store}: is a folder, expected a file for results, such as small.jsonl")
         try:
-            self.results.folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            raise RunError(f"{self.results.folder}: is a file, expected a folder for results") from None
+            raise RunError(f"{folder}: is a file, expected a folder for results") from None
         except OSError as error:
-            raise RunError(f"{self.results.folder}: cannot be written: {error.strerror}") from None
-        if not os.access(self.results.folder, os.W_OK):
-            read_only = os.statvfs(self.results.folder).f_flag & os.ST_RDONLY
-            reason = os.strerror(errno.EROFS if read_only else errno.EACCES)
-            raise RunError(f"{self.results.folder}: cannot be written: {reason}")
+            raise RunError(f"{folder}: cannot be written: {error.strerror}") from None
+        if not os.access(folder, os.W_OK):
+            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+            raise RunError(f"{folder}: cannot be written: {os.strerror(errno.EROFS if read_only else errno.EACCES)}")
 
     def run(self, jobs: Sequence[Job], *, workers: int, observer: Observer | None = None) -> list[str]:
         """Train and evaluate all of `jobs`; the names of those that are left to another process, which is at them."""
@@ -121,7 +119,7 @@ class Reproduction:
             min(workers, len(jobs)), mp_context=context, initializer=_start_worker, initargs=(reports,)
         )
         try:
-            running = {pool.submit(_do, self, job.name, job.system, job.served_as): job.name for job in jobs}
+            running = {pool.submit(_do, self, job.training, job.system, job.served_as): job.name for job in jobs}
             left = self._watch(running, reports, {job.name: self._fraction_done(job) for job in jobs}, observer)
         except BrokenProcessPool:
             raise TrainingError("a training process was killed; run the same command again to go on") from None
@@ -130,13 +128,14 @@ class Reproduction:
                 process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
             reports.close()
-        with suppress(OSError):
-            (self.results.folder / WORK).rmdir()  # which holds nothing any more
+        with suppress(OSError):  # where they hold anything
+            self.work.rmdir()
+            self.work.parent.rmdir()
         return left
 
     def _fraction_done(self, job: Job) -> float:
         """How far an earlier attempt came."""
-        done = TrainingFolder(self.results.folder / WORK / job.name).records
+        done = TrainingFolder(self.work / job.name).records
         return min(1.0, len(done) / job.system.training.rounds)
 
     def _watch(
@@ -159,7 +158,7 @@ class Reproduction:
             for future in done:
                 name = running[future]
                 try:
-                    _check_result(future, name, self.results.folder / WORK)
+                    _check_result(future, name, self.work)
                 except BusyError:
                     left.append(name)
                 fractions[name] = 1.0
@@ -171,15 +170,24 @@ class Reproduction:
     def measure_gradient_variance(self, dataset: str, seed: int) -> None:
         """The paper's Table 3, at this scale: before training, on the data of the equal partition."""
         self._make_folder()
-        path = self.results.gradient_variance_file(dataset, seed)
         system = system_for_variance(dataset, seed, self.scale)
         assembly = Assembly(system, _dataset(system.data.name, self.data_dir))
         nodes = [node.name for node in system.topology.nodes]
-        trainer = assembly.trainer(path.parent / WORK, device=self.device)
+        trainer = assembly.trainer(self.work, device=self.device)
         profile = assembly.profile
         table = measure_gradients(nodes, profile.probabilities, assembly.initial_state(), SerialBackend(trainer))
         variance = exit_means(table.mean_variance, profile.samples)
-        write_json(path, {"gradient_variance": variance.tolist(), "scale": self.scale, **provenance()})
+        found = tuple(map(float, variance))
+        publish(self.store, GradientVariance(dataset, seed, self.scale, system_digest(system), found, provenance()))
+
+
+def _has_result(job: Job, results: Results) -> bool:
+    found = results.get(job.training, own_answers=any(cell.row.shows_own_answers for cell in job.cells))
+    if found is None:
+        return False
+    for cell in job.cells:  # damage is told now, not after hours of training
+        found.accuracy(cell.setting)
+    return True
 
 
 def _activity(active: Collection[str]) -> str:
@@ -229,57 +237,57 @@ def _dataset(name: str, data_dir: str | None) -> Dataset:
     return load_dataset(name, data_dir=data_dir)
 
 
-def _do(reproduction: Reproduction, name: str, system: System, served_as: Mapping[str, str]) -> None:
+def _do(reproduction: Reproduction, training: Training, system: System, served_as: Mapping[str, str]) -> None:
     """One training, from wherever it stands to its result; nothing where somebody else has it by now."""
-    work = reproduction.results.folder / WORK
-    work.mkdir(exist_ok=True)
-    lock = work / f"{name}.lock"
-    with locked(lock, f"{name}: another process is at it"):
-        if not reproduction.results.get(name):
-            _train_and_publish(reproduction, name, system, served_as)
+    reproduction.work.mkdir(parents=True, exist_ok=True)
+    lock = reproduction.work / f"{training.name}.lock"
+    with locked(lock, f"{training.name}: another process is at it"):
+        if not reproduction.results.get(training):
+            _train_and_publish(reproduction, training, system, served_as)
         lock.unlink(missing_ok=True)  # whoever locks it from now on finds the result
 
 
-def _train_and_publish(reproduction: Reproduction, name: str, system: System, served_as: Mapping[str, str]) -> None:
+def _train_and_publish(
+    reproduction: Reproduction, training: Training, system: System, served_as: Mapping[str, str]
+) -> None:
     started = time.perf_counter()
-    folder = reproduction.results.folder
-    seconds_before = sum(record.get("seconds") or 0.0 for record in TrainingFolder(folder / WORK / name).records)
+    folder = reproduction.work / training.name
+    seconds_before = sum(record.get("seconds") or 0.0 for record in TrainingFolder(folder).records)
     dataset = _dataset(system.data.name, reproduction.data_dir)
     run = resume_or_train(
         system,
-        folder / WORK / name,
+        folder,
         backend="serial",
         device=reproduction.device,
         dataset=dataset,
-        observer=lambda rounds: _reports.put((name, rounds / system.training.rounds)),
+        observer=lambda rounds: _reports.put((training.name, rounds / system.training.rounds)),
     )
     own = run.own_outputs(dataset, device=reproduction.device)
     blends = run.blends(dataset, device=reproduction.device)
-    figures = _figures(run, blended(own, blends), served_as)
-    if blends:
-        figures[OWN_ANSWERS] = _figures(run, own, served_as)
-    figures["seconds"] = round(seconds_before + time.perf_counter() - started, 1)
-    _publish(run, figures, folder / name)
-    _reports.put((name, 1.0))
+    line = TrainingResult(
+        training,
+        reproduction.scale,
+        system_digest(system),
+        _answers(run, blended(own, blends), served_as),
+        _answers(run, own, served_as) if blends else None,
+        TrainingCosts.of(run.records),
+        round(seconds_before + time.perf_counter() - started, 1),
+        provenance(),
+    )
+    _publish(reproduction.store, line, run)
+    _reports.put((training.name, 1.0))
 
 
-def _figures(run: Run, outputs: ExitOutputs, served_as: Mapping[str, str]) -> dict[str, Any]:
+def _answers(run: Run, outputs: ExitOutputs, served_as: Mapping[str, str]) -> Answers:
     evaluations = {setting: evaluate(run, serving=own, outputs=outputs) for setting, own in served_as.items()}
-    return {
-        "exit_accuracy": outputs.exit_accuracy.tolist(),
-        "accuracy": {setting: evaluation.accuracy for setting, evaluation in evaluations.items()},
-        "served_accuracy": {
-            setting: [served.accuracy for served in evaluation.exits] for setting, evaluation in evaluations.items()
-        },
-    }
+    return Answers(
+        tuple(outputs.exit_accuracy.tolist()),
+        {setting: evaluation.accuracy for setting, evaluation in evaluations.items()},
+        {setting: tuple(served.accuracy for served in evaluation.exits) for setting, evaluation in evaluations.items()},
+    )
 
 
-def _publish(run: Run, figures: Mapping[str, Any], folder: Path) -> None:
+def _publish(store: Path, line: TrainingResult, run: Run) -> None:
     """The run's records and figures, without its weights; then the run itself can go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in KEPT:
-        shutil.copyfile(run.path / file, folder / file)
-    lines = [json.dumps(record) + "\n" for record in records_to_keep(run.records)]
-    write_atomically(folder / "rounds.jsonl", "".join(lines).encode())
-    write_json(folder / "result.json", {**figures, **costs_json(run.records), **provenance()})
+    publish(store, line, curves_json(line.training, run.records, TrainingFolder(run.path).profile))
     shutil.rmtree(run.path)

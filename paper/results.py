@@ -1,250 +1,360 @@
-"""Results on disk: what was trained, its records and its final figures, without the weights.
+"""The store of results: what was trained at one scale, and what came out of it, without the weights.
 
-    RESULTS/TRAINING/spec.toml      the system, resolved
-    RESULTS/TRAINING/rounds.jsonl   records of its rounds: of all, or of a hundred, spread evenly
-    RESULTS/TRAINING/profile.json   what the weighting knew
-    RESULTS/TRAINING/result.json    the figures on test data, what all rounds took, and where and when they came about
-    RESULTS/gradient-variance_DATASET_seed-N.json
+    SCALE.jsonl            a line for each training: what it is, the digest of its system, its figures on test data,
+                           what it took, and where they come from; and one for each measurement of gradients
+    SCALE.curves.jsonl.gz  a line for each training: the records of its rounds, of all or of a hundred, spread evenly,
+                           and what the weighting knew
 
-A training has a result once `result.json` is there; it is written last.
+Lines are sorted, so that two versions can be compared. A training has a result once it has a line in SCALE.jsonl, which
+is written last. Whoever publishes holds a lock and replaces whole files: a kill leaves the old store or the new one.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-import os
-import platform
-import re
-import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from functools import cache, cached_property
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from exitflow.errors import RunError
-from exitflow.files import write_atomically
-from exitflow.runs.records import Record, is_number, read_records
+from exitflow.config import decode, encode, parse_json, require
+from exitflow.errors import ConfigError, RunError
+from exitflow.files import LARGE_FILE, locked, read_file, write_atomically
+from exitflow.runs.records import Record
 from exitflow.runs.training_costs import TrainingCosts
-from exitflow.runs.training_folder import TrainingFolder, expect, read_json
+from exitflow.system.system import System
+from paper import tables
+from paper.provenance import Provenance
+from paper.tables import Job, Scale
+from paper.training import Training
 
-COSTS = "costs"  # in `result.json`: what the training took
-OWN_ANSWERS = "own_answers"  # in `result.json`: the accuracies if exits that answer together did not
 NUM_RECORDS = 100  # of a training that are kept at most, beside those that were validated
-MADE_AGAIN = "; delete it, and it will be made again"
-PROVENANCE = ("date", "commit", "machine", "instructions", "python", "torch")
 NUM_EXITS = 3  # of the paper's network, whose gradients its Table 3 is about
+COLUMNS = ("exit_weights", "validation", "losses")  # of the curves
+MADE_AGAIN = "; remove the line, and what it is about will be made again"
+STORES = Path("paper/results")  # from the root of the repository
 
 
 @dataclass(frozen=True)
-class Result(TrainingFolder):
-    """The figures of one training: as its exits answer, or by what each says by itself where they answer together."""
+class Answers:
+    """How well a training answers test data; all numbers are fractions."""
 
+    exit_accuracy: tuple[float, ...]  # of each exit on all samples
+    accuracy: dict[str, float]  # of the whole system, for each serving setting
+    served_accuracy: dict[str, tuple[float | None, ...]] = field(default_factory=dict)  # of each exit on what it serves
+
+    def __post_init__(self) -> None:
+        for key, found in (("exit_accuracy", self.exit_accuracy), ("accuracy", self.accuracy.values())):
+            wrong = [value for value in found if not 0 <= value <= 1]
+            require(not wrong, key, f"expected numbers from 0 to 1, got {wrong[:1]}")
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A line of the store about a training."""
+
+    training: Training
+    scale: Scale
+    system: str  # its digest
+    answers: Answers
+    own_answers: Answers | None = None  # if exits that answer together did not
+    costs: TrainingCosts | None = None
+    seconds: float | None = None
+    provenance: Provenance = field(default_factory=Provenance)
+    retired: str | None = None  # why nothing like it is trained any more
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Of the lines."""
+        return (0, self.training)
+
+
+@dataclass(frozen=True)
+class GradientVariance:
+    """A line of the store about the gradients at each exit before training."""
+
+    gradients_of: str  # a data set
+    seed: int
+    scale: Scale
+    system: str
+    variance: tuple[float, ...]
+    provenance: Provenance = field(default_factory=Provenance)
+
+    def __post_init__(self) -> None:
+        known = len(self.variance) == NUM_EXITS and all(value >= 0 for value in self.variance)
+        problem = f"expected {NUM_EXITS} numbers from 0 on, one for each exit, got {list(self.variance)}"
+        require(known, "variance", problem)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.gradients_of}, seed {self.seed}"
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Of the lines: behind all trainings."""
+        return (1, self.gradients_of, self.seed)
+
+
+Line = TrainingResult | GradientVariance
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a record says of validation data."""
+
+    accuracy: float
+    exit_accuracy: tuple[float | None, ...] = ()
+    served_accuracy: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The records of a training, column by column; beside them stands what the weighting knew."""
+
+    training: Training
+    rounds: tuple[int, ...]
+    exit_weights: tuple[tuple[float, ...], ...]
+    validation: tuple[Validation | None, ...]
+    losses: tuple[dict[str, float | None], ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(getattr(self, key)) for key in ("rounds", *COLUMNS)}
+        require(len(lengths) == 1, "rounds", f"columns are of different lengths: {sorted(lengths)}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A training in the store: as its exits answer, or by what each says by itself where they answer together."""
+
+    line: TrainingResult
+    results: Results = field(repr=False, compare=False)
     own_answers: bool = False
 
-    @cached_property
-    def records(self) -> list[Record]:
-        """Of its rounds, in order, up to the last."""
-        path, rounds = self.folder / "rounds.jsonl", self.system.training.rounds
-        found = read_records(path)
-        last = found[-1]["round"] if found else 0
-        if last != rounds:
-            raise RunError(f"{path}: expected records up to round {rounds}, got them up to {last}; {self._begin_anew}")
-        num_exits = self.system.topology.num_exits
-        for record in found:
-            if len(record["exit_weights"]) != num_exits:
-                problem = f"round {record['round']}: exit_weights: expected {num_exits} numbers"
-                raise RunError(f"{path}: {problem}, got {len(record['exit_weights'])}; {self._begin_anew}")
+    @property
+    def training(self) -> Training:
+        """Which one it is."""
+        return self.line.training
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.training.name
+
+    @property
+    def system(self) -> System:
+        """What was trained."""
+        return self.results.jobs[self.training].system
+
+    @property
+    def answers(self) -> Answers:
+        """How well it answers."""
+        found = self.line.own_answers if self.own_answers else self.line.answers
+        if found is None:
+            raise RunError(f"{self.where}: own_answers: the accuracies of exits by themselves are missing{MADE_AGAIN}")
         return found
 
     @property
-    def _begin_anew(self) -> str:
-        return f"restore it, or delete {self.folder}, which will then be trained again"
-
-    @cached_property
-    def figures(self) -> dict[str, Any]:
-        """What `result.json` says."""
-        path = self.folder / "result.json"
-        found = read_json(path, advice=MADE_AGAIN)
-        seconds, own = found.get("seconds"), found.get(OWN_ANSWERS)
-        _check_accuracies(found, path)
-        _check_provenance(found, path)
-        _expect(seconds is None or is_number(seconds), path, "seconds", "a number", seconds)
-        costs = found.get(COSTS)
-        _expect(costs is None or _are_costs(costs), path, COSTS, "the numbers bytes_sent and multiply_adds", costs)
-        if own is not None or self.own_answers:
-            _expect(isinstance(own, dict), path, OWN_ANSWERS, "the accuracies of exits by themselves", own)
-            _check_accuracies(own, path, f"{OWN_ANSWERS}.")
-        return found
-
-    @property
-    def _accuracies(self) -> dict[str, Any]:
-        figures = self.figures
-        return figures[OWN_ANSWERS] if self.own_answers else figures
+    def where(self) -> str:
+        """For an error."""
+        return f"{self.results.path}: {self.name}"
 
     def accuracy(self, setting: str) -> float:
         """Of the whole system, served at that setting."""
-        found = self._accuracies["accuracy"]
+        found = self.answers.accuracy
         if setting not in found:
-            where = f"{self.folder / 'result.json'}: {f'{OWN_ANSWERS}: ' if self.own_answers else ''}"
-            raise RunError(f"{where}says nothing of the serving setting {setting}{MADE_AGAIN}")
-        return float(found[setting])
+            own = "own_answers: " if self.own_answers else ""
+            raise RunError(f"{self.where}: {own}says nothing of the serving setting {setting}{MADE_AGAIN}")
+        return found[setting]
 
     @property
     def exit_accuracy(self) -> list[float]:
         """Of each exit on all samples."""
-        found, num_exits = self._accuracies["exit_accuracy"], self.system.topology.num_exits
-        expected = f"{num_exits} numbers, one for each exit"
-        _expect(len(found) == num_exits, self.folder / "result.json", "exit_accuracy", expected, found)
-        return [float(value) for value in found]
+        return list(self.answers.exit_accuracy)
 
     @property
     def costs(self) -> TrainingCosts:
         """What the training took."""
-        if counted := self.figures.get(COSTS):
-            return TrainingCosts(counted["bytes_sent"], counted["multiply_adds"])
-        rounds = self.system.training.rounds  # all of which have records in results of before they were counted
-        if len(self.records) != rounds:
-            problem = f"has {len(self.records)} of {rounds} rounds, and without them what the training took is unknown"
-            raise RunError(f"{self.folder / 'rounds.jsonl'}: {problem}; {self._begin_anew}")
-        return TrainingCosts.of(self.records)
+        if self.line.costs is None:
+            raise RunError(f"{self.where}: does not say what the training took{MADE_AGAIN}")
+        return self.line.costs
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Of its rounds, in order, up to the last."""
+        found = self.results.curves_of(self.training)
+        last, rounds = (found["rounds"] or [0])[-1], self.system.training.rounds
+        if last != rounds:
+            raise RunError(
+                f"{self.results.curves}: {self.name}: expected records up to round {rounds}, got them up to {last}"
+            )
+        columns = zip(found["rounds"], *(found[key] for key in COLUMNS), strict=True)
+        return [dict(zip(("round", *COLUMNS), values, strict=True)) for values in columns]
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """What the weighting knew."""
+        return dict(self.results.curves_of(self.training)["profile"])
 
 
 class Results:
-    """A folder of results."""
+    """The store in one file and its curves, as they are when they are first asked for."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
 
-    def get(self, name: str, *, own_answers: bool = False) -> Result | None:
+    @property
+    def curves(self) -> Path:
+        """The file of the curves."""
+        return self.path.with_suffix(".curves.jsonl.gz")
+
+    @cached_property
+    def lines(self) -> dict[tuple[Any, ...], Line]:
+        """All of the store, in order; none where there is no file."""
+        return {line.order: line for line in _read_lines(self.path)}
+
+    @cached_property
+    def _trainings(self) -> dict[Training, TrainingResult]:
+        return {line.training: line for line in self.lines.values() if isinstance(line, TrainingResult)}
+
+    @cached_property
+    def _curves(self) -> dict[Training, dict[str, Any]]:
+        return {_training(columns): columns for columns in _read_curves(self.curves)}
+
+    @cached_property
+    def scale(self) -> Scale | None:
+        """Of its first result."""
+        return next((line.scale for line in self.lines.values()), None)
+
+    @cached_property
+    def jobs(self) -> dict[Training, Job]:
+        """What tables ask for at this scale, for the seeds that have any result."""
+        if self.scale is None:
+            return {}
+        found = tables.distinct_trainings(list(tables.TABLES.values()), self.seeds(), self.scale)
+        return {job.training: job for job in found}
+
+    def get(self, training: Training, *, own_answers: bool = False) -> Result | None:
         """The result of a training; None where there is none yet."""
-        folder = self.folder / name
-        return Result(folder, own_answers) if (folder / "result.json").exists() else None
+        line = self._trainings.get(training)
+        return Result(line, self, own_answers) if line else None
 
     def all(self) -> list[Result]:
-        """Every result, by name."""
-        return [Result(path.parent) for path in sorted(self.folder.glob("*/result.json"))]
+        """Every training, in order."""
+        return [Result(line, self) for line in self._trainings.values()]
 
     def seeds(self) -> tuple[int, ...]:
         """Those with any result."""
-        names = [result.name for result in self.all()] + [path.stem for path in self._gradient_variance_files()]
-        return tuple(sorted({int(seed) for name in names for seed in re.findall(r"_seed-(\d+)$", name)}))
+        found = {line.training.seed if isinstance(line, TrainingResult) else line.seed for line in self.lines.values()}
+        return tuple(sorted(found))
 
-    def provenances(self) -> list[dict[str, Any]]:
+    def provenances(self) -> list[Provenance]:
         """When, from which source and where each of the figures came about."""
-        variances = {path: read_json(path, advice=MADE_AGAIN) for path in self._gradient_variance_files()}
-        for path, found in variances.items():
-            _check_provenance(found, path)
-        return [*(result.figures for result in self.all()), *variances.values()]
+        return [line.provenance for line in self.lines.values()]
 
-    def gradient_variance(self, dataset: str, seed: int) -> dict[str, Any] | None:
+    def gradient_variances(self) -> list[GradientVariance]:
+        """All that was measured."""
+        return [line for line in self.lines.values() if isinstance(line, GradientVariance)]
+
+    def gradient_variance(self, dataset: str, seed: int) -> tuple[float, ...] | None:
         """What was measured of the gradients; None where nothing was."""
-        path = self.gradient_variance_file(dataset, seed)
-        if not path.is_file():
-            return None
-        found = read_json(path, advice=MADE_AGAIN)
-        values = found.get("gradient_variance")
-        known = isinstance(values, list) and len(values) == NUM_EXITS and all(map(_is_variance, values))
-        _expect(known, path, "gradient_variance", f"{NUM_EXITS} numbers from 0 on, one for each exit", values)
+        found = (each for each in self.gradient_variances() if (each.gradients_of, each.seed) == (dataset, seed))
+        return next((each.variance for each in found), None)
+
+    def curves_of(self, training: Training) -> dict[str, Any]:
+        """The columns of a training's records."""
+        found = self._curves.get(training)
+        where = f"{self.curves}: {training.name}"
+        advice = "restore it, or remove the training's line, and it will be trained again"
+        if found is None:
+            raise RunError(f"{where}: is missing; {advice}")
+        try:
+            decode(Curves, {key: value for key, value in found.items() if key != "profile"})
+        except ConfigError as error:
+            raise RunError(f"{where}: {error}; {advice}") from None
         return found
 
-    def gradient_variance_file(self, dataset: str, seed: int) -> Path:
-        """Where it stands."""
-        return self.folder / f"gradient-variance_{dataset}_seed-{seed}.json"
 
-    def gradient_variance_scales(self) -> dict[Path, Any]:
-        """At which scale each of these was measured."""
-        return {path: read_json(path, advice=MADE_AGAIN).get("scale") for path in self._gradient_variance_files()}
-
-    def _gradient_variance_files(self) -> list[Path]:
-        return sorted(self.folder.glob("gradient-variance_*_seed-*.json"))
-
-
-def _check_accuracies(found: Any, path: Path, prefix: str = "") -> None:
-    accuracy, exits = found.get("accuracy"), found.get("exit_accuracy")
-    by_setting = isinstance(accuracy, dict) and all(map(_is_fraction, accuracy.values()))
-    _expect(by_setting, path, f"{prefix}accuracy", "a number from 0 to 1 for each serving setting", accuracy)
-    by_exit = isinstance(exits, list) and all(map(_is_fraction, exits))
-    _expect(by_exit, path, f"{prefix}exit_accuracy", "a number from 0 to 1 for each exit", exits)
+def curves_json(training: Training, records: Sequence[Record], profile: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the records to keep, for `publish`."""
+    kept = records_to_keep(records)
+    columns = {key: [record[key] for record in kept] for key in COLUMNS}
+    columns["losses"] = [
+        {exit: loss and float(f"{loss:.6g}") for exit, loss in row.items()} for row in columns["losses"]
+    ]
+    rounds = [record["round"] for record in kept]
+    return {"training": encode(training), "rounds": rounds, **columns, "profile": dict(profile)}
 
 
-def _check_provenance(found: Any, path: Path) -> None:
-    for key in PROVENANCE:
-        if key in found:
-            _expect(isinstance(found[key], str), path, key, "a text", found[key])
+def publish(path: Path, line: Line, curves: Mapping[str, Any] | None = None) -> None:
+    """Add a line to the store, and its curves, in the place of any that it has of the same training."""
+    with _changing(path):
+        store = Results(path)
+        if curves:
+            columns = {**store._curves, _training(curves): curves}
+            text = "".join(_to_json(columns[training]) for training in sorted(columns))
+            write_atomically(store.curves, gzip.compress(text.encode(), mtime=0))
+        lines = {**store.lines, line.order: line}
+        write_atomically(path, "".join(_to_json(encode(lines[key])) for key in sorted(lines)).encode())
 
 
-def _expect(condition: bool, path: Path, key: str, expected: str, value: Any) -> None:
-    expect(condition, path, key, expected, value, advice=MADE_AGAIN)
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with locked(path.with_name(f".{path.stem}.lock"), f"{path}: is being written", wait=True):
+        yield
 
 
-def _is_variance(value: Any) -> bool:
-    return is_number(value) and value >= 0
+def _to_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, allow_nan=False) + "\n"
 
 
-def _are_costs(value: Any) -> bool:
-    if not isinstance(value, dict) or not is_number(value.get("bytes_sent")):
-        return False
-    counted = value.get("multiply_adds", "")
-    return counted is None or is_number(counted)
+def _read_lines(path: Path) -> Iterator[Line]:
+    known: set[tuple[Any, ...]] = set()
+    for number, text in enumerate(_read(path).splitlines(), start=1):
+        try:
+            value = parse_json(text)
+            is_training = isinstance(value, dict) and "training" in value
+            line: Line = decode(TrainingResult, value) if is_training else decode(GradientVariance, value)
+            require(line.order not in known, "training", "is there already, in a line above")
+        except (ConfigError, ValueError) as error:
+            raise RunError(f"{path}, line {number}: {error}{MADE_AGAIN}") from None
+        known.add(line.order)
+        yield line
 
 
-def _is_fraction(value: Any) -> bool:
-    return is_number(value) and 0 <= value <= 1
+def _read_curves(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = gzip.decompress(data).splitlines() if (data := _read(path)) else []
+        for line in lines:
+            yield cast(dict[str, Any], parse_json(line))
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError) as error:
+        raise RunError(f"{path}: is damaged: {error}; restore it") from None
 
 
-def costs_json(records: Sequence[Record]) -> dict[str, Any]:
-    """What the training of these records took, as `result.json` has it."""
-    return {COSTS: asdict(TrainingCosts.of(records))}
+def _training(columns: Mapping[str, Any]) -> Training:
+    """Whose records they are."""
+    try:
+        return decode(Training, columns["training"])
+    except (ConfigError, KeyError, TypeError):
+        raise RunError(f"a line of curves says not of which training they are: {str(columns)[:80]}") from None
+
+
+def _read(path: Path) -> bytes:
+    """Nothing, where there is no file."""
+    try:
+        return read_file(path, LARGE_FILE)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def records_to_keep(records: Sequence[Record]) -> list[Record]:
     """All where they are few; the last is always among them."""
     step = max(1, -(-len(records) // NUM_RECORDS))
     return [each for each in records if (len(records) - each["round"]) % step == 0 or each["validation"]]
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Atomically."""
-    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
-
-
-def provenance() -> dict[str, Any]:
-    """When, from which source and on what machine figures come about."""
-    import torch
-
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}",
-        "instructions": torch.backends.cpu.get_cpu_capability(),  # which decide the last bits of a sum
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-@cache
-def commit() -> str:
-    """Of the source that runs, as it was when this was first asked; `-changed` where it is not quite that."""
-    source = Path(__file__)
-    describe = ("describe", "--always", "--dirty=-changed", "--abbrev=12", "--exclude=*")
-    try:  # an installed package may lie in a repository that is not its own, and does not track it
-        _git(source.parent, "ls-files", "--error-unmatch", source.name)
-        return _git(source.parent, *describe)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

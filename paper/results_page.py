@@ -16,10 +16,9 @@ from exitflow.report.plots import (
     exits_plot,
     settings_plot,
 )
-from exitflow.report.series import Series
+from exitflow.report.series import Series, Training
 from exitflow.report.terminal import percent, spread
 from exitflow.runs.spread import Spread
-from exitflow.runs.training_folder import TrainingFolder
 from exitflow.topology.settings import parse_setting
 from paper.figures import TableFigures
 from paper.grids import (
@@ -150,7 +149,7 @@ def _not_by_exit(grid: Grid, results: Results) -> list[str]:
     return [label for label, trainings in found.items() if trainings and not _has_exits_of(setting, trainings[0])]
 
 
-def _has_exits_of(setting: str, training: TrainingFolder) -> bool:
+def _has_exits_of(setting: str, training: Training) -> bool:
     return training.system.topology.num_exits == len(parse_setting(setting))
 
 
@@ -266,7 +265,7 @@ def _variance_section(results: Results) -> Section:
         for seed in results.seeds():
             found = results.gradient_variance(dataset, seed)
             if found:
-                rows.append((f"seed {seed}", [Field(f"{value:.2e}") for value in found["gradient_variance"]]))
+                rows.append((f"seed {seed}", [Field(f"{value:.2e}") for value in found]))
         rows = rows or [("measured", [Field(MISSING, missing=True)] * 3)]
         rows.append(("the paper", [Field(f"{value:.2e}") for value in published_gradient_variance(dataset)]))
         tables.append(PageTable(DATASET_TITLES[dataset], ["", "exit 1", "exit 2", "exit 3"], rows))
@@ -304,15 +303,10 @@ def _error_terms(dataset: str, results: Results) -> Iterator[tuple[str, Mapping[
 def _trainings_section(results: Results) -> list[Section]:
     rows = []
     for result in results.all():
-        figures = result.figures
-        minutes = figures.get("seconds")
-        fields = [
-            str(result.system.training.rounds),
-            MISSING if minutes is None else f"{minutes / 60:.1f}",
-            str(figures.get("date", MISSING)),
-            str(figures.get("commit", MISSING)),
-        ]
-        rows.append((result.name, [Field(text) for text in fields]))
+        job, seconds, origin = results.jobs.get(result.training), result.line.seconds, result.line.provenance
+        rounds = str(job.system.training.rounds) if job else MISSING
+        minutes = MISSING if seconds is None else f"{seconds / 60:.1f}"
+        rows.append((result.name, [Field(text) for text in (rounds, minutes, origin.date, origin.commit)]))
     if not rows:
         return []
     caption = f"All {len(rows):,} trainings"

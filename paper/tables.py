@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from exitflow.errors import ConfigError, suggestion
 from exitflow.runs.methods import METHODS, apply_method, find_method, serving_setting
 from exitflow.system.system import System, load_system
 from exitflow.topology.settings import PAPER_SETTINGS
+from paper.training import Training
 
 Scale = Literal["tiny", "small", "paper"]
 DATASETS = ("cifar10", "cifar100")
@@ -28,7 +29,6 @@ IGNORE_SERVING_RATES = ("equal-weight", "flops-prop")
 # `small` is what two cores can carry; docs/results.md says why it is so. `tiny` has a narrower network and longer
 # rounds: half the time, and much less learned. `paper` is the paper's own set-up.
 _SCALES: dict[Scale, tuple[str, ...]] = {
-    "paper": (),
     "tiny": (
         "model.width=8",
         "model.stem_stride=2",
@@ -53,6 +53,7 @@ _SCALES: dict[Scale, tuple[str, ...]] = {
         "training.evaluate_every=80",
         "data.crop=false",
     ),
+    "paper": (),
 }
 SCALES = tuple(_SCALES)
 
@@ -157,13 +158,11 @@ class Cell:
         same = self.row.weighting == "serving-rate" and self.trained_for == NEUTRAL_SETTING
         return "equal-weight" if same else self.row.weighting
 
-    def training_name(self, seed: int) -> str:
+    def training(self, seed: int) -> Training:
         """The same for cells that share a model."""
         trained_as = self.row.own_answers_of or self.row.label
         label = trained_as.replace(self.row.weighting, self.weighting, 1)
-        parts = (self.dataset, f"{self.num_nodes}-nodes", self.partition, label, self.trained_for)
-        plain = "_".join(parts).replace(" + ", "+").replace(" ", "-")
-        return f"{plain}_seed-{seed}"
+        return Training(self.dataset, self.num_nodes, self.partition, label, self.trained_for, seed)
 
     def system(self, seed: int, scale: Scale) -> System:
         """What has to be trained."""
@@ -276,7 +275,6 @@ TABLES: dict[str, Table] = {
                 *_with("grid", _OUR_HEADS),
                 *_with("coverage", _OUR_STEP),
                 Row("bound-min", "bound-min", (_OUR_HEADS, _OUR_STEP)),
-                Row("adaptive", "adaptive", (_OUR_HEADS, _OUR_STEP)),
             ),
             settings=("80-15-5", "33-33-33", "5-15-80"),
         ),
@@ -319,32 +317,34 @@ def find_table(name: str) -> Table:
 class Job:
     """A distinct training, and what it is for."""
 
-    name: str
-    system: System
-    method: str = ""
+    training: Training
+    scale: Scale
     cells: list[Cell] = field(default_factory=list)
 
     @property
-    def dataset(self) -> str:
-        """What it is trained on."""
-        return self.system.data.name
+    def name(self) -> str:
+        """For people, and for the folder in which it is being trained."""
+        return self.training.name
+
+    @cached_property
+    def system(self) -> System:
+        """What has to be trained."""
+        return self.cells[0].system(self.training.seed, self.scale)
 
     @property
     def served_as(self) -> dict[str, str]:
         """For each of the paper's settings, the one at which the system is then served."""
-        return {setting: serving_setting(self.method, setting) for setting in PAPER_SETTINGS}
+        return {setting: serving_setting(self.cells[0].row.method, setting) for setting in PAPER_SETTINGS}
 
 
 def distinct_trainings(
     tables: Sequence[Table], seeds: Sequence[int], scale: Scale, datasets: Sequence[str] = DATASETS
 ) -> list[Job]:
     """What has to be trained for all cells: seed by seed, so that a whole picture is there early."""
-    jobs: dict[str, Job] = {}
+    jobs: dict[Training, Job] = {}
     for seed in seeds:
         for table in tables:
             for cell in table.cells(datasets):
-                name = cell.training_name(seed)
-                if name not in jobs:
-                    jobs[name] = Job(name, cell.system(seed, scale), cell.row.method)
-                jobs[name].cells.append(cell)
+                training = cell.training(seed)
+                jobs.setdefault(training, Job(training, scale)).cells.append(cell)
     return list(jobs.values())

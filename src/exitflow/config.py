@@ -193,7 +193,7 @@ def _decode(hint: Any, value: Any) -> Any:
     if origin is Literal:
         return _decode_choice(args, value)
     if origin in (Union, types.UnionType):
-        return _decode_union(args, value)
+        return None if value is None and type(None) in args else _decode_union(args, value)
     if origin is tuple:
         return _decode_tuple(args[0], value)
     if origin is dict:
@@ -228,7 +228,7 @@ def _decode_choice(choices: tuple[Any, ...], value: Any) -> Any:
 
 
 def _decode_union(options: tuple[Any, ...], value: Any) -> Any:
-    """By the one option that a list, or a single value, can be meant for (None never stands in TOML)."""
+    """By the one option that a list, or a single value, can be meant for."""
     options = tuple(option for option in options if option is not type(None))
     fitting = [option for option in options if (get_origin(option) is tuple) == isinstance(value, list)]
     return _decode((fitting or options)[0], value)

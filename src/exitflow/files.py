@@ -118,14 +118,14 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def locked(path: Path, problem: str) -> Iterator[None]:
-    """Only one process is in here at a time; a BusyError for others. The lock ends with the process, however it ends.
+def locked(path: Path, problem: str, *, wait: bool = False) -> Iterator[None]:
+    """Only one process is in here at a time; others wait for it, or get a BusyError. The lock ends with the process.
 
     It is a POSIX lock, which workers do not inherit: one that outlives its parent for a moment holds up nobody.
     """
     with path.open("w") as file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except (BlockingIOError, PermissionError):
             raise BusyError(problem) from None
         yield

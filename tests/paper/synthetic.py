@@ -2,70 +2,71 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from exitflow.config import encode
 from exitflow.federated.measuring import GradientTable
+from exitflow.runs.training_costs import TrainingCosts
 from exitflow.topology.rates import serving_plan
 from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
-from paper.tables import DATASETS, TABLES, Job, Table, distinct_trainings
+from paper.provenance import Provenance
+from paper.results import Answers, GradientVariance, Results, TrainingResult, curves_json, publish
+from paper.tables import DATASETS, TABLES, Cell, Job, Scale, Table, distinct_trainings, system_for_variance
+from paper.training import system_digest
 
-PROVENANCE = {
-    "date": "2026-01-02",
-    "commit": "0123456789ab",
-    "machine": "a machine, 2 cores, Linux",
-    "python": "3.11.9",
-    "torch": "2.13.0",
-}
+PROVENANCE = Provenance("2026-01-02", "0123456789ab", "a machine, 2 cores, Linux", "unknown", "3.11.9", "2.13.0")
+COSTS = TrainingCosts(20_000_000, 10**11)
 
 
 def write_results(
-    folder: Path, tables: Iterable[Table] = TABLES.values(), seeds: Sequence[int] = (9, 42), datasets=DATASETS, keep=1.0
+    path: Path, tables: Iterable[Table] = TABLES.values(), seeds: Sequence[int] = (9, 42), datasets=DATASETS, keep=1.0
 ) -> Path:
-    """`keep` is the share of trainings that have a result."""
+    """A store; `keep` is the share of trainings that have a result."""
     rng = np.random.default_rng(1)
-    for job in distinct_trainings(list(tables), seeds, "small", datasets):
-        if rng.random() < keep:
-            write_training(folder / job.name, job, rng)
-    return folder
+    path.parent.mkdir(parents=True, exist_ok=True)
+    jobs = [job for job in distinct_trainings(list(tables), seeds, "small", datasets) if rng.random() < keep]
+    for job in jobs:
+        write_training(path, job, rng)
+    return path
 
 
-def write_training(folder: Path, job: Job, rng: np.random.Generator, num_records: int = 12) -> None:
-    folder.mkdir(parents=True)
+def write_training(path: Path, job: Job, rng: np.random.Generator, num_records: int = 12) -> None:
     weights = serving_plan(job.system.topology).exit_share
     top = (
         np.linspace(0.55, 0.80, len(weights)) + 0.15 * (weights - 1 / len(weights)) + rng.normal(0, 0.01, len(weights))
     )
-    (folder / "spec.toml").write_text(job.system.to_toml())
-    with (folder / "rounds.jsonl").open("w") as file:
-        for number in range(1, num_records + 1):
-            exits = (top * (1 - np.exp(-3 * number / num_records))).tolist()
-            validation = {"exit_accuracy": exits, "served_accuracy": exits, "accuracy": float(weights @ exits)}
-            record = {
+    records = []
+    for number in range(1, num_records + 1):
+        exits = (top * (1 - np.exp(-3 * number / num_records))).tolist()
+        validation = {"exit_accuracy": exits, "served_accuracy": exits, "accuracy": float(weights @ exits)}
+        records.append(
+            {
                 "round": number * job.system.training.rounds // num_records,
                 "exit_weights": list(weights),
                 "losses": {"1": 1.0},
                 "validation": validation if number % 2 == 0 else None,
-                "num_tasks": 7,
-                "dropped": [],
-                "link_bytes": {},
-                "seconds": 1.0,
             }
-            file.write(json.dumps(record) + "\n")
-    (folder / "profile.json").write_text(json.dumps(_profile(job, weights, rng)))
+        )
     served = [*PAPER_SETTINGS, "100-0-0", "0-0-100"]
     accuracy = {each: float(np.array(parse_setting(each)) @ top[-3:]) for each in served}
-    figures = {"exit_accuracy": top.tolist(), "accuracy": accuracy}
-    if job.system.training.blends_answers:
-        figures["own_answers"] = {
-            "exit_accuracy": (top / 2).tolist(),
-            "accuracy": {setting: value / 2 for setting, value in accuracy.items()},
-        }
-    figures |= {"costs": {"bytes_sent": 20_000_000, "multiply_adds": 10**11}, "seconds": 61.5, **PROVENANCE}
-    (folder / "result.json").write_text(json.dumps(figures))
+    own = Answers(tuple(top / 2), {setting: value / 2 for setting, value in accuracy.items()})
+    line = TrainingResult(
+        job.training,
+        job.scale,
+        system_digest(job.system),
+        Answers(tuple(top), accuracy),
+        own if job.system.training.blends_answers else None,
+        COSTS,
+        61.5,
+        PROVENANCE,
+    )
+    append(path, line, curves_json(job.training, records, _profile(job, weights, rng)))
 
 
 def _profile(job: Job, weights: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
@@ -86,6 +87,38 @@ def _profile(job: Job, weights: np.ndarray, rng: np.random.Generator) -> dict[st
     return profile
 
 
-def write_gradient_variance(folder: Path, dataset: str, seed: int, values=(4e-3, 2e-3, 1e-3)) -> None:
-    path = folder / f"gradient-variance_{dataset}_seed-{seed}.json"
-    path.write_text(json.dumps({"gradient_variance": list(values), "scale": "small", **PROVENANCE}))
+def write_gradient_variance(path: Path, dataset: str, seed: int, values=(4e-3, 2e-3, 1e-3), scale: Scale = "small"):
+    digest = system_digest(system_for_variance(dataset, seed, scale))
+    publish(path, GradientVariance(dataset, seed, scale, digest, tuple(values), PROVENANCE))
+
+
+def put(path: Path, cell: Cell, seed: int, accuracy: dict[str, float], own: dict[str, float] | None = None) -> None:
+    """The result of a cell, with figures of the test's choice and no curves."""
+    own_answers = Answers((0.1, 0.1, 0.1), own) if own else None
+    digest = system_digest(cell.system(seed, "small"))
+    answers = Answers((0.1, 0.1, 0.1), accuracy)
+    publish(path, TrainingResult(cell.training(seed), "small", digest, answers, own_answers, COSTS))
+
+
+def append(path: Path, line: TrainingResult, curves) -> None:
+    """Like `publish`, but for the order of the lines and the compression, which take their time."""
+    with path.open("a") as file:
+        file.write(json.dumps(encode(line)) + "\n")
+    with Results(path).curves.open("ab") as file:
+        file.write(gzip.compress((json.dumps(curves) + "\n").encode()))
+
+
+def edit(path: Path, change: Callable[[TrainingResult], TrainingResult | None]) -> None:
+    """Every line about a training as `change` makes it, and without those of which it makes nothing."""
+    lines = [change(line) if isinstance(line, TrainingResult) else line for line in Results(path).lines.values()]
+    path.write_text("".join(json.dumps(encode(line)) + "\n" for line in lines if line))
+
+
+def remove(path: Path, name: str) -> None:
+    """The trainings with that in their name."""
+    edit(path, lambda line: None if name in line.training.name else line)
+
+
+def rewrite(path: Path, name: str, **changes) -> None:
+    """The lines of the trainings with that in their name."""
+    edit(path, lambda line: replace(line, **changes) if name in line.training.name else line)

@@ -3,8 +3,9 @@
 import pytest
 
 from paper.grids import Entry, signed, table_grid
-from paper.results import Results, write_json
+from paper.results import Results
 from paper.tables import TABLES
+from tests.paper.synthetic import put as put_cell
 
 TABLE = TABLES["table1"]
 
@@ -12,19 +13,15 @@ TABLE = TABLES["table1"]
 @pytest.fixture
 def put(tmp_path):
     def write(label, setting, seed, accuracy, table=TABLE):
-        cell = table.cell("cifar10", label, setting)
-        folder = tmp_path / cell.training_name(seed)
-        folder.mkdir()
-        figures = {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy)}
-        own = {"exit_accuracy": [], "accuracy": dict.fromkeys(table.settings, accuracy / 2)}
-        costs = {"bytes_sent": 1, "multiply_adds": 1}
-        write_json(folder / "result.json", {**figures, "own_answers": own, "costs": costs})
+        given = dict.fromkeys(table.settings, accuracy)
+        own = dict.fromkeys(table.settings, accuracy / 2)
+        put_cell(tmp_path / "small.jsonl", table.cell("cifar10", label, setting), seed, given, own)
 
     return write
 
 
 def grid(tmp_path, table=TABLE):
-    return table_grid(table, "cifar10", Results(tmp_path))
+    return table_grid(table, "cifar10", Results(tmp_path / "small.jsonl"))
 
 
 def test_without_results_every_cell_is_missing_beside_the_papers(tmp_path):

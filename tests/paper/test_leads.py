@@ -1,65 +1,64 @@
 """Who is ahead of whom, over the seeds that all of them have."""
 
-import json
-
 import pytest
 
 from paper.leads import AGAINST_THE_PAPER, CONTESTS, Contest, Lead, find_lead
 from paper.results import Results
 from paper.tables import TABLES
-from tests.paper.test_figures import put
+from tests.paper.synthetic import put
 
 CONTEST = Contest("", "table1", "balanced-adj", ("equal-weight", "serving-rate"))
 SETTING = "80-15-5"
 
 
-def put_all(folder, seed, **accuracies):
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "small.jsonl"
+
+
+def put_all(path, seed, **accuracies):
     for label, accuracy in accuracies.items():
-        put(folder, TABLES["table1"].cell("cifar10", label.replace("_", "-"), SETTING), seed, {SETTING: accuracy})
+        put(path, TABLES["table1"].cell("cifar10", label.replace("_", "-"), SETTING), seed, {SETTING: accuracy})
 
 
-def lead(folder):
-    return lead_of(CONTEST, folder)
+def lead(path):
+    return lead_of(CONTEST, path)
 
 
-def lead_of(contest, folder):
-    return find_lead(contest.cells("cifar10", SETTING), Results(folder), (9, 42))
+def lead_of(contest, path):
+    return find_lead(contest.cells("cifar10", SETTING), Results(path), (9, 42))
 
 
-def test_a_lead_is_over_the_rival_that_is_best_in_the_mean(tmp_path):
-    put_all(tmp_path, 9, balanced_adj=0.75, equal_weight=0.5, serving_rate=0.625)
-    put_all(tmp_path, 42, balanced_adj=0.75, equal_weight=0.8125, serving_rate=0.75)
-    found = lead(tmp_path)
+def test_a_lead_is_over_the_rival_that_is_best_in_the_mean(path):
+    put_all(path, 9, balanced_adj=0.75, equal_weight=0.5, serving_rate=0.625)
+    put_all(path, 42, balanced_adj=0.75, equal_weight=0.8125, serving_rate=0.75)
+    found = lead(path)
     assert found == Lead(accuracy=0.75, best_rival=0.6875, num_ahead=1, num_seeds=2)  # serving-rate: (0.625 + 0.75) / 2
     assert found.difference == 0.0625
 
 
-def test_one_that_is_level_is_not_ahead(tmp_path):
-    put_all(tmp_path, 9, balanced_adj=0.5, equal_weight=0.5, serving_rate=0.25)
-    assert lead(tmp_path) == Lead(0.5, 0.5, num_ahead=0, num_seeds=1)
+def test_one_that_is_level_is_not_ahead(path):
+    put_all(path, 9, balanced_adj=0.5, equal_weight=0.5, serving_rate=0.25)
+    assert lead(path) == Lead(0.5, 0.5, num_ahead=0, num_seeds=1)
 
 
-def test_seeds_that_lack_any_of_them_do_not_count(tmp_path):
-    put_all(tmp_path, 9, balanced_adj=0.5, equal_weight=0.25)
-    assert lead(tmp_path) is None
-    put_all(tmp_path, 42, balanced_adj=0.75, equal_weight=0.25, serving_rate=0.5)
-    assert lead(tmp_path) == Lead(0.75, 0.5, num_ahead=1, num_seeds=1)
+def test_seeds_that_lack_any_of_them_do_not_count(path):
+    put_all(path, 9, balanced_adj=0.5, equal_weight=0.25)
+    assert lead(path) is None
+    put_all(path, 42, balanced_adj=0.75, equal_weight=0.25, serving_rate=0.5)
+    assert lead(path) == Lead(0.75, 0.5, num_ahead=1, num_seeds=1)
 
 
-def test_rivals_may_stand_in_another_table(tmp_path):
-    put(tmp_path, TABLES["ours"].cell("cifar10", "auto", SETTING), 9, {SETTING: 1.0})
-    put_all(tmp_path, 9, balanced_adj=0.75, equal_weight=0.25, serving_rate=0.5, flops_prop=0.5)
-    assert lead_of(AGAINST_THE_PAPER["ours"], tmp_path) == Lead(1.0, 0.75, 1, 1)
+def test_rivals_may_stand_in_another_table(path):
+    put(path, TABLES["ours"].cell("cifar10", "auto", SETTING), 9, {SETTING: 1.0})
+    put_all(path, 9, balanced_adj=0.75, equal_weight=0.25, serving_rate=0.5, flops_prop=0.5)
+    assert lead_of(AGAINST_THE_PAPER["ours"], path) == Lead(1.0, 0.75, 1, 1)
 
 
-def test_own_answers_are_compared_where_a_row_shows_them(tmp_path):
+def test_own_answers_are_compared_where_a_row_shows_them(path):
     ours = TABLES["ours"]
-    path = tmp_path / ours.cell("cifar10", "auto", SETTING).training_name(9)
-    path.mkdir()
-    own = {"exit_accuracy": [0.1], "accuracy": {SETTING: 0.5}}
-    figures = {"exit_accuracy": [0.1], "accuracy": {SETTING: 0.75}, "own_answers": own}
-    (path / "result.json").write_text(json.dumps(figures))
-    assert lead_of(Contest("", "ours", "auto", ("auto + own answers",)), tmp_path) == Lead(0.75, 0.5, 1, 1)
+    put(path, ours.cell("cifar10", "auto", SETTING), 9, {SETTING: 0.75}, {SETTING: 0.5})
+    assert lead_of(Contest("", "ours", "auto", ("auto + own answers",)), path) == Lead(0.75, 0.5, 1, 1)
 
 
 def test_nothing_is_compared_where_a_table_lacks_the_setting_or_the_data():

@@ -51,5 +51,5 @@ def test_damage_is_one_sentence(run, tmp_path, damage):
     profile = json.loads((run.path / "profile.json").read_text())
     (tmp_path / "spec.toml").write_text((run.path / "spec.toml").read_text())
     (tmp_path / "profile.json").write_text(json.dumps(profile | damage))
-    with pytest.raises(RunError, match=r"profile.json: is not as exitflow writes it"):
+    with pytest.raises(RunError, match=r"its profile is not as exitflow writes it"):
         recorded_terms(TrainingFolder(tmp_path), NAMES)

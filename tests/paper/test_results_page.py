@@ -2,9 +2,9 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -15,15 +15,15 @@ from exitflow.report.palette import colour_of, marker_of
 from exitflow.report.series import Series
 from paper.__main__ import main
 from paper.report import build_report
-from paper.results import Results
+from paper.results import Answers, Results
 from paper.results_page import results_page
 from paper.tables import TABLES
-from tests.paper.synthetic import write_gradient_variance, write_results
+from tests.paper.synthetic import edit, remove, rewrite, write_gradient_variance, write_results
 from tests.report.browser import CHROMIUM, PROBE, browse
 
 
-def make_page(folder):
-    return results_page(Results(folder))
+def make_page(path):
+    return results_page(Results(path))
 
 
 def text_of(html: str) -> str:
@@ -31,9 +31,9 @@ def text_of(html: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def page(results_folder, tmp_path_factory):
+def page(results_file, tmp_path_factory):
     out = tmp_path_factory.mktemp("page")
-    path, figures = build_report(results_folder, out)
+    path, figures = build_report(results_file, out)
     return path, figures
 
 
@@ -67,10 +67,9 @@ def test_the_page_has_the_tables_beside_the_papers_and_what_is_missing(page):
 
 
 def test_a_result_is_not_invented(tmp_path):
-    folder = write_results(tmp_path / "r", [TABLES["table4"]], (9,), keep=1.0)
-    for path in folder.glob("*serving-rate*"):
-        shutil.rmtree(path)
-    page = make_page(folder)
+    path = write_results(tmp_path / "r.jsonl", [TABLES["table4"]], (9,), keep=1.0)
+    remove(path, "serving-rate")
+    page = make_page(path)
     (part,) = next(section for section in page.sections if section.anchor == "table4").parts
     rows = dict(part.tables[0].rows)
     assert [field.text for field in rows["serving-rate"]] == ["–", "–"]
@@ -80,8 +79,8 @@ def test_a_result_is_not_invented(tmp_path):
 
 
 def test_a_method_with_exits_of_its_own_is_in_the_table_but_not_among_the_exits(tmp_path):
-    folder = write_results(tmp_path / "r", [TABLES["peers"]], (9,), ["cifar10"])
-    page = make_page(folder)
+    path = write_results(tmp_path / "r.jsonl", [TABLES["peers"]], (9,), ["cifar10"])
+    page = make_page(path)
     part = next(section for section in page.sections if section.anchor == "peers").parts[0]
     assert not any(field.missing for _, fields in part.tables[0].rows for field in fields)
     served, *by_exit = part.plots
@@ -93,47 +92,44 @@ def test_a_method_with_exits_of_its_own_is_in_the_table_but_not_among_the_exits(
 
 @pytest.mark.parametrize("seeds", [(42,), (9, 42)])
 def test_a_result_with_other_exits_than_its_system_is_one_sentence(seeds, tmp_path):
-    folder = write_results(tmp_path / "r", [TABLES["table1"]], seeds, ["cifar10"])
-    path = folder / "cifar10_7-nodes_equal_flops-prop_33-33-33_seed-42" / "result.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"exit_accuracy": [0.5]}))
-    with pytest.raises(
-        RunError, match=r"flops-prop.*seed-42/result\.json: exit_accuracy: expected 3 numbers.*got \[0.5\]"
-    ):
-        make_page(folder)
+    path = write_results(tmp_path / "r.jsonl", [TABLES["table1"]], seeds, ["cifar10"])
+    rewrite(path, "equal_flops-prop_33-33-33_seed-42", answers=Answers((0.5,), {}))
+    with pytest.raises(RunError, match=r"flops-prop.*seed-42: exit_accuracy: expected 3 numbers.*got \[0.5\]"):
+        build_report(path)
 
 
 def test_a_row_that_shares_a_training_has_no_learning_curve_of_its_own(tmp_path):
-    folder = write_results(tmp_path / "r", [TABLES["ours"]], (9,), ["cifar10"])
-    part = next(section for section in make_page(folder).sections if section.anchor == "ours").parts[0]
+    path = write_results(tmp_path / "r.jsonl", [TABLES["ours"]], (9,), ["cifar10"])
+    part = next(section for section in make_page(path).sections if section.anchor == "ours").parts[0]
     shown = {plot.name.rpartition("-")[2]: "auto + own answers" in plot.alt for plot in part.plots}
     assert shown == {"settings": True, "exits": True, "learning": False, "weights": False}
 
 
 def test_ours_is_drawn_beside_the_best_of_the_papers(tmp_path):
     tables = [TABLES[name] for name in ("table1", "ours", "ours-biased")]
-    folder = write_results(tmp_path / "r", tables, (9,), ["cifar10"])
-    sections = {section.anchor: section.parts[0] for section in make_page(folder).sections if section.parts}
+    path = write_results(tmp_path / "r.jsonl", tables, (9,), ["cifar10"])
+    sections = {section.anchor: section.parts[0] for section in make_page(path).sections if section.parts}
     assert "best of Table 1" in sections["ours"].plots[0].alt
     assert "best of Table 5" not in sections["ours-biased"].plots[0].alt  # none of which is there
     assert "best of" not in sections["table1"].plots[0].alt
 
 
 def test_the_overview_counts_seeds_as_they_are(tmp_path):
-    folder = write_results(tmp_path / "r", [TABLES["table1"]], (9,), ["cifar10"])
-    overview = dict(make_page(folder).sections[0].tables[0].rows)
+    path = write_results(tmp_path / "r.jsonl", [TABLES["table1"]], (9,), ["cifar10"])
+    overview = dict(make_page(path).sections[0].tables[0].rows)
     assert overview[TABLES["table1"].title][0] == Field("28 of 28", "seed 9")
-    write_results(folder, [TABLES["table6"]], (9, 42), ["cifar10"])
-    shutil.rmtree(next(folder.glob("*highly-biased_equal-weight*seed-9")))
-    write_gradient_variance(folder, "cifar10", 42)
-    overview = dict(make_page(folder).sections[0].tables[0].rows)
+    write_results(path, [TABLES["table6"]], (9, 42), ["cifar10"])
+    remove(path, "highly-biased_equal-weight_33-33-33_seed-9")
+    write_gradient_variance(path, "cifar10", 42)
+    overview = dict(make_page(path).sections[0].tables[0].rows)
     assert overview[TABLES["table6"].title][0] == Field("9 of 9", "1 to 2 seeds")
     assert overview["Table 3: gradient variance"][0] == Field("measured", "seed 42")
     assert overview["Table 3: gradient variance"][1].missing
 
 
 def test_the_error_bound_has_all_weightings_of_table_1(tmp_path):
-    folder = write_results(tmp_path / "r", [TABLES["table1"]], (9, 42), ["cifar10"])
-    (plot,) = next(section for section in make_page(folder).sections if section.anchor == "error-terms").plots
+    path = write_results(tmp_path / "r.jsonl", [TABLES["table1"]], (9, 42), ["cifar10"])
+    (plot,) = next(section for section in make_page(path).sections if section.anchor == "error-terms").plots
     names = [row.label for row in TABLES["table1"].rows] + ["bound-min"]
     for setting in ("80-15-5", "33-33-33", "5-15-80"):
         assert all(f"{name}, {setting}" in plot.alt for name in names)
@@ -143,10 +139,10 @@ def test_the_error_bound_has_all_weightings_of_table_1(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere"], "nowhere: there is no such folder"),
-        ([".", "--out", "x"], "holds no results of `python -m paper reproduce`"),
+        (["nowhere"], "RESULTS: there are no results of `python -m paper reproduce` in 'nowhere'"),
+        ([".", "--out", "x"], ".: cannot be read: is a directory"),
         (["nowhere", "--check", "x.md"], "RESULTS: there are no results of `python -m paper reproduce` in 'nowhere'"),
-        ([".", "--check", "x.md", "--out", "x"], "--out: writes a page, --update and --check do not"),
+        (["x", "--check", "x.md", "--out", "x"], "--out: writes a page, --update and --check do not"),
     ],
 )
 def test_what_cannot_be_reported_is_one_sentence(tmp_path, monkeypatch, arguments, sentence):
@@ -157,18 +153,20 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path, monkeypatch, argument
     assert result.stderr.count("\n") == 1
 
 
-def test_results_that_belong_to_no_table_are_told(results_folder, tmp_path):
-    shutil.copytree(next(results_folder.glob("*_seed-9")), tmp_path / "mine_seed-9")
-    result = CliRunner().invoke(main, ["report", str(tmp_path), "--out", str(tmp_path / "page")])
+def test_results_that_belong_to_no_table_are_told(results_file, tmp_path):
+    path = tmp_path / "r.jsonl"
+    write_results(path, [replace(TABLES["table1"], num_nodes=17)], (9,), ["cifar10"])
+    edit(path, lambda line: replace(line, training=replace(line.training, partition="mine")))
+    result = CliRunner().invoke(main, ["report", str(path), "--out", str(tmp_path / "page")])
     assert result.exit_code == 0
-    assert result.stderr == f"None of the results in {tmp_path} belongs to a table.\n"
+    assert result.stderr == f"None of the results in {path} belongs to a table.\n"
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
-def test_without_the_extra_it_says_what_to_install(results_folder, package):
+def test_without_the_extra_it_says_what_to_install(results_file, package):
     program = (
         f"import sys; sys.modules[{package!r}] = None; from paper.__main__ import main; "
-        f"main(['report', {str(results_folder)!r}])"
+        f"main(['report', {str(results_file)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2

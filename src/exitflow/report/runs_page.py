@@ -53,7 +53,7 @@ def _check_comparable(series: Sequence[Series]) -> None:
     for one, other, what in pairs:
         if what(one.system) != what(other.system):
             advice = "report on one of them, or on the folder of one `exitflow compare`"
-            raise RunError(f"{one.folder} and {other.folder} are runs of different systems; {advice}")
+            raise RunError(f"{one.name} and {other.name} are runs of different systems; {advice}")
 
 
 def _but_for_seed(system: System) -> System:

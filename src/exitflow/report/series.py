@@ -5,14 +5,33 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.runs.methods import METHODS
 from exitflow.runs.records import Record
 from exitflow.runs.spread import Spread
-from exitflow.runs.training_folder import TrainingFolder
-from exitflow.system.system import layers
+from exitflow.system.system import System, layers
+
+
+class Training(Protocol):
+    """What has to be known of a training, wherever it is kept, to draw it."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+
+    @property
+    def system(self) -> System:
+        """What was trained."""
+
+    @property
+    def records(self) -> list[Record]:
+        """Of its rounds, in order."""
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """What the weighting knew; empty where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +48,7 @@ class Series:
 
     label: str
     weighting: str  # empty where a method brings its own
-    trainings: tuple[TrainingFolder, ...]
+    trainings: tuple[Training, ...]
 
     @property
     def kind(self) -> str:
@@ -82,9 +101,9 @@ def _validated(record: Record, key: str) -> Any:
     return (record.get("validation") or {}).get(key)
 
 
-def by_kind(trainings: Sequence[TrainingFolder]) -> list[Series]:
+def by_kind(trainings: Sequence[Training]) -> list[Series]:
     """Of runs: those of one weighting are one series, or of one method where `compare` named them after it."""
-    members: dict[str, list[TrainingFolder]] = {name: [] for name in (*WEIGHTINGS, *METHODS)}
+    members: dict[str, list[Training]] = {name: [] for name in (*WEIGHTINGS, *METHODS)}
     for training in trainings:
         name = training.name.rpartition("-seed-")[0]
         members[name if name in METHODS else training.system.training.weighting].append(training)

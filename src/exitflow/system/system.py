@@ -141,9 +141,10 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
 
 def same_training(one: System, other: System) -> bool:
     """Whether they train the same, wherever the data lie, and whether or not they say how exits answer."""
-    return _what_decides(one) == _what_decides(other)
+    return what_decides(one) == what_decides(other)
 
 
-def _what_decides(system: System) -> System:
+def what_decides(system: System) -> System:
+    """The system without what makes no difference to its training: where the data lie, for example."""
     answers: Literal["blended", "own"] = "blended" if system.training.blends_answers else "own"
     return replace(system, data=replace(system.data, dir=None), training=replace(system.training, answers=answers))
