@@ -220,6 +220,19 @@ def test_evaluate_prints_json_for_one_setting_or_several(run):
     assert both[0] == one
 
 
+def test_weights_that_a_system_gives_are_called_so_wherever_they_were_trained_with(tmp_path):
+    options = ["--set", "training.exit_weights=[1,1,8]", *TINY_OPTIONS, "--backend", "serial"]
+    options = ["--out", tmp_path, *options]
+    compared = call("compare", "paper-7", "--weightings", "equal-weight", "--seeds", "0", *options).stdout
+    rows = [line.split()[0] for line in compared.splitlines() if "±" in line or "." in line]
+    assert rows[-2:] == ["exit_weights", "equal-weight"], compared
+    run = tmp_path / "exit_weights-seed-0"
+    assert "(exit_weights), served as planned" in call("evaluate", run).stdout
+    assert "trained for 3 rounds with exit_weights." in call("train", "--resume", run).stdout
+    call("report", run, "--out", tmp_path / "page")
+    assert "exit_weights" in (tmp_path / "page" / "index.html").read_text()
+
+
 def test_compare_prints_a_row_for_each_weighting(tmp_path):
     options = ["--out", tmp_path, "--backend", "serial", "--weightings", "equal-weight,serving-rate", "--seeds", "1,2"]
     output = call("compare", "paper-7", *options, *TINY_OPTIONS).stdout

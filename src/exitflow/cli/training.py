@@ -22,6 +22,7 @@ from exitflow.cli.options import (
 )
 from exitflow.cli.program import Command
 from exitflow.errors import ConfigError, suggestion
+from exitflow.federated.training_spec import GIVEN
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.terminal import amount, percent, print_table, progress_bar, rate, spread
 from exitflow.routing import CONFIDENCES
@@ -105,7 +106,7 @@ def train(
             )
         run = Run(resumed)
         with progress_bar(run.system.training.rounds) as show:
-            label = run.system.training.weighting
+            label = run.system.training.weighting_name
             where |= {"accept": accept, "dataset": dataset_for(run, changes["data_dir"])}
             run = training.resume(resumed, **where, **_watching(show, label))
     else:
@@ -113,7 +114,7 @@ def train(
             raise ConfigError("give a SYSTEM and --out RUN, or --resume RUN", key="train")
         loaded = load_system(system, as_overrides(**changes))
         with progress_bar(loaded.training.rounds) as show:
-            label = loaded.training.weighting
+            label = loaded.training.weighting_name
             run = training.train(loaded, out, **where, **_watching(show, label))
     print_training(run, as_json)
 
@@ -163,7 +164,7 @@ def print_training(run: Run, as_json: bool) -> None:
         found = {"run": str(run.path), "rounds": last["round"], "validation": validation}
         print_json(found | losses.to_json())
         return
-    click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting}.")
+    click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting_name}.")
     exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
     click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits on all samples {exits} %.")
     for sentence in losses.sentences():
@@ -207,7 +208,7 @@ def evaluate(run: str, serving: tuple[str, ...], confidence: str, data_dir: str 
 
 
 def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None:
-    title = f"{run.system.name} ({run.system.training.weighting}), served as {setting or 'planned'}: accuracy in %"
+    title = f"{run.system.name} ({run.system.training.weighting_name}), served as {setting or 'planned'}: accuracy in %"
     exits = enumerate(zip(result.exit_accuracy, result.exits, strict=True), start=1)
     rows = [
         [f"exit {exit}", percent(on_all), rate(served.rate), percent(served.accuracy)]
@@ -246,7 +247,8 @@ def compare(
 
     A weighting changes how much each exit counts; a method may change the model's family, what nodes train and how
     the server adds it up, and docs/methods.md says what each does. Beside methods stands what their training takes:
-    bytes over all links, and multiply-adds of the forward passes. Runs that are already there are used again,
+    bytes over all links, and multiply-adds of the forward passes. Weights that SYSTEM itself gives
+    (training.exit_weights) are compared too. Runs that are already there are used again,
     unfinished ones are gone on with.
 
     \b
@@ -260,11 +262,11 @@ def compare(
     chosen_methods = split_names(methods) if methods else []
     chosen_weightings = split_names(weightings or COMPARED) if weightings or not chosen_methods else []
     for name in chosen_weightings:
-        if name not in WEIGHTINGS:
+        if name not in (GIVEN, *WEIGHTINGS):
             raise ConfigError(f"there is no weighting {name!r}{suggestion(name, WEIGHTINGS)}", key="--weightings")
-    names = [*chosen_weightings, *chosen_methods]
     loaded = load_system(system, as_overrides(data_dir=data_dir, overrides=overrides))
     numbers = split_seeds(seeds) if seeds else [loaded.training.seed]
+    names = [*comparison.compared(loaded.training, chosen_weightings), *chosen_methods]
     rounds = loaded.training.rounds
     with progress_bar(rounds * len(names) * len(numbers)) as show:
         finished: list[str] = []

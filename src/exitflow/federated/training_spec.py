@@ -10,6 +10,7 @@ from exitflow.errors import suggestion
 from exitflow.federated.weighting import WEIGHTINGS, ExitWeighting, fixed_weights
 
 MAX_TIMES = 1_000_000_000  # rounds, passes, steps and samples of a batch
+GIVEN = "exit_weights"  # what trainings are called whose weights are given, and not worked out by a weighting
 MAX_FACTOR = 1e30  # of what multiplies float32 tensors
 
 
@@ -116,6 +117,11 @@ class TrainingSpec:
     def averages_elements(self) -> bool:
         """Whether an element of a node's model follows the mean of the losses that reach it, not their sum."""
         return self.joint_loss == "element-mean" and self.local_exits != "each-step"
+
+    @property
+    def weighting_name(self) -> str:
+        """What the weights are called: the weighting that works them out, or GIVEN."""
+        return GIVEN if self.exit_weights else self.weighting
 
     @property
     def exit_weighting(self) -> ExitWeighting:

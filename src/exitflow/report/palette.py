@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exitflow.federated.training_spec import GIVEN
 from exitflow.runs.methods import METHODS
 
 
@@ -31,6 +32,7 @@ _WEIGHTINGS: dict[str, tuple[Colour, str]] = {
     "balanced-adj": (Colour("#009e73", "#2fc79b"), "^"),
     "bound-min": (Colour("#c98a00", "#f0b429"), "v"),
     "adaptive": (Colour("#3ba3dd", "#8fd0ff"), "P"),
+    GIVEN: (Colour("#1f6f8b", "#62b6d2"), "|"),
     "linear-depth": (Colour("#7a3b8f", "#c48fe0"), "4"),
 }
 # The peers' methods, in the order of their table (the muted colours of Paul Tol).

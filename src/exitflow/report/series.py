@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from exitflow.federated.training_spec import GIVEN
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.runs.methods import METHODS
 from exitflow.runs.records import Record
@@ -103,8 +104,9 @@ def _validated(record: Record, key: str) -> Any:
 
 def by_kind(trainings: Sequence[Training]) -> list[Series]:
     """Of runs: those of one weighting are one series, or of one method where `compare` named them after it."""
-    members: dict[str, list[Training]] = {name: [] for name in (*WEIGHTINGS, *METHODS)}
+    weightings = (GIVEN, *WEIGHTINGS)
+    members: dict[str, list[Training]] = {name: [] for name in (*weightings, *METHODS)}
     for training in trainings:
         name = training.name.rpartition("-seed-")[0]
-        members[name if name in METHODS else training.system.training.weighting].append(training)
-    return [Series(name, name if name in WEIGHTINGS else "", tuple(found)) for name, found in members.items() if found]
+        members[name if name in METHODS else training.system.training.weighting_name].append(training)
+    return [Series(name, name if name in weightings else "", tuple(found)) for name, found in members.items() if found]

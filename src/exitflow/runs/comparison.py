@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from exitflow.config import require
 from exitflow.data.dataset import Dataset
 from exitflow.evaluation.accuracy import Evaluation
+from exitflow.federated.training_spec import GIVEN, TrainingSpec
 from exitflow.runs.methods import apply_method
 from exitflow.runs.runs import evaluate
 from exitflow.runs.spread import Spread
@@ -100,10 +102,11 @@ def compare(
 ) -> Comparison:
     """Train `system` under every weighting and by every method, with every seed, and evaluate it.
 
-    Runs that are there are used, unfinished ones are gone on with.
+    The weights that the system itself gives, if any, are compared too. Runs that are there are used, unfinished ones
+    are gone on with.
     """
     folder = Path(out) if out else default_folder(system)
-    variants = _variants(system, weightings, methods)
+    variants = _variants(system, compared(system.training, weightings), methods)
     dataset = dataset or dataset_of(system)
     evaluations: dict[str, list[Evaluation]] = {name: [] for name in variants}
     costs: dict[str, list[TrainingCosts]] = {name: [] for name in variants}
@@ -130,8 +133,18 @@ def compare(
     )
 
 
+def compared(training: TrainingSpec, weightings: Sequence[str]) -> list[str]:
+    """What is compared where these weightings are named: with them, and first, the weights that a system gives."""
+    others = [name for name in weightings if name != GIVEN]
+    require(len(others) == len(weightings) or bool(training.exit_weights), GIVEN, "the system gives none to compare")
+    return [GIVEN, *others] if training.exit_weights else others
+
+
 def _variants(system: System, weightings: Sequence[str], methods: Sequence[str]) -> dict[str, System]:
     """What is to be trained; whatever a method cannot do with this system is said before anything is."""
-    trainings = {name: replace(system.training, weighting=name, exit_weights=()) for name in weightings}
+    trainings = {
+        name: system.training if name == GIVEN else replace(system.training, weighting=name, exit_weights=())
+        for name in weightings
+    }
     weighted = {name: replace(system, training=training) for name, training in trainings.items()}
     return weighted | {name: apply_method(name, system) for name in methods}

@@ -12,14 +12,13 @@ import numpy as np
 from exitflow.data.dataset import Dataset
 from exitflow.errors import ConfigError, TrainingError
 from exitflow.federated.measuring import measure_gradients
+from exitflow.federated.training_spec import GIVEN
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
 from exitflow.runs.backends import open_backend
 from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System
 from exitflow.theory.bound import BoundInputs, error_bound
 from exitflow.theory.error_costs import ErrorTerms, calibrated_costs, fixed_error
-
-GIVEN = "exit_weights"  # the key of the system file where it names the weights themselves
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def explain(
     inputs = {name: profile.bound for name, profile in profiles.items() if profile.bound}
     return Explanation(
         system.name,
-        GIVEN if system.training.exit_weights else system.training.weighting,
+        system.training.weighting_name,
         {name: tuple(each.tolist()) for name, each in weights.items()},
         {name: calibrated_costs(inputs[name]).terms(each) for name, each in weights.items()},
         inputs,
