@@ -12,56 +12,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import hmac
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from exitflow.serving.node.node import Node
+from exitflow.serving.ports.limits import ANSWER_SECONDS, Patience
 from exitflow.serving.ports.refusals import Reason, RefusedError
 
 MESSAGE_SECONDS = 10.0  # for a message to come in, from its first byte to its last
-ANSWER_SECONDS = 30.0  # for an answer to be taken
 STREAM_SECONDS = 60.0  # that a call of many messages may last: only reflection has those
 MAX_WAITING = 1024  # calls that wait for their callers
 HEALTH = "/grpc.health.v1.Health/"  # probes cannot send a token
 
 Context = Any  # grpc.aio.ServicerContext, which is generic without need
-
-
-class Patience:
-    """Waits that are bounded in number: one too many, and the one that lasts longest is given up."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._waits: dict[object, Callable[[], object]] = {}  # how each is given up, the oldest first
-
-    def begin(self, wait: object, give_up: Callable[[], object]) -> None:
-        """One more."""
-        if len(self._waits) >= self._most:
-            self._waits.pop(next(iter(self._waits)))()
-        self._waits[wait] = give_up
-
-    def end(self, wait: object) -> None:
-        """What was waited for came, or the wait was given up."""
-        self._waits.pop(wait, None)
-
-    @asynccontextmanager
-    async def at_most(self, seconds: float) -> AsyncIterator[None]:
-        """Raises TimeoutError after so many seconds, or earlier if there are too many waits."""
-        async with asyncio.timeout(seconds) as wait:
-
-            def give_up() -> None:
-                if not wait.expired():
-                    wait.reschedule(asyncio.get_running_loop().time())
-
-            self.begin(wait, give_up)
-            try:
-                yield
-            finally:
-                self.end(wait)
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]

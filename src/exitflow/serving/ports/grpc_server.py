@@ -19,6 +19,7 @@ from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.ports.callers import Callers
 from exitflow.serving.ports.description import model_config, model_metadata, server_metadata, statistics_message, status
 from exitflow.serving.ports.gate import MAX_WAITING, Gate
+from exitflow.serving.ports.limits import max_connections
 from exitflow.serving.ports.refusals import as_refusal
 from exitflow.serving.ports.requests import FROM, UnknownModelError, check_model, understand_message
 from exitflow.serving.wire.addresses import bound_socket
@@ -28,6 +29,10 @@ from exitflow.serving.wire.messages import MESSAGES, METHODS, SERVICE, ModelInfe
 OWN_SERVICE = "exitflow.Node"
 MAX_PENDING = 16_384  # calls that gRPC holds for us; beyond its own limits it cancels them, at random and uncounted
 
+HANDSHAKE_MS = 5_000
+KEEPALIVE_MS = 30_000
+IDLE_MS = 60_000
+AGE_MS = 600_000  # after which a client's connection is made anew, and with it ends whatever it did not take
 Context = Any  # grpc.aio.ServicerContext, which is generic without need
 
 
@@ -192,6 +197,15 @@ async def start_grpc(node: Node, port: Port) -> tuple[grpc.aio.Server, int]:
         ("grpc.so_reuseport", 0),
         ("grpc.http2.max_ping_strikes", 0),  # children make sure that the connection is alive
         ("grpc.max_concurrent_streams", most),  # of one connection; it resets what comes beyond, so not fewer
+        ("grpc.max_allowed_incoming_connections", max_connections()),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # so that callers who vanished do not stay
+        *(() if port.certified else (("grpc.max_connection_idle_ms", IDLE_MS),)),  # children keep theirs busy
+        *(
+            ()
+            if port.for_nodes
+            else (("grpc.max_connection_age_ms", AGE_MS), ("grpc.max_connection_age_grace_ms", IDLE_MS))
+        ),
     ]
     server = grpc.aio.server(options=options, interceptors=[Gate(node, port.token)], maximum_concurrent_rpcs=most)
     service = InferenceService(node, Callers(node, for_nodes=port.for_nodes, certified=port.certified))

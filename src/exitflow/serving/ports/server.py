@@ -18,6 +18,7 @@ from exitflow.serving.bundle.bundle import load_bundle
 from exitflow.serving.node.node import Node
 from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.ports.grpc_server import Port, start_grpc
+from exitflow.serving.ports.limits import raise_file_limit
 from exitflow.serving.wire.addresses import is_loopback, parse_address
 from exitflow.serving.wire.security import Security
 
@@ -51,6 +52,7 @@ class ServeOptions:
 def serve(options: ServeOptions) -> None:
     """Until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_SECONDS)
+    raise_file_limit()
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(_serve(options))
 
