@@ -200,7 +200,7 @@ def test_a_node_may_have_a_name_that_no_host_can_have(tmp_path):
 @pytest.mark.parametrize("token", ["", "abc\n", "schlüssel", "abc ", " abc"])
 def test_a_token_that_fits_into_no_header_is_refused_at_the_start(eager, token):
     result = call("serve", eager.path, "--node", "cloud", "--token", token)
-    assert (result.exit_code, "--token: must be printable ASCII" in result.stderr) == (2, True)
+    assert (result.exit_code, "--token: must" in result.stderr) == (2, True)
 
 
 def test_nodes_need_certificates_of_their_own_and_clients_a_token(eager, certs, tmp_path):
