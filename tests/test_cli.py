@@ -348,6 +348,14 @@ def test_progress_keeps_quiet_where_nobody_watches(tmp_path):
     assert done.stderr == ""
 
 
+def test_a_plan_that_makes_no_sense_is_printed_with_a_warning_beside_it():
+    command = [sys.executable, "-m", "exitflow", "plan", "paper-7:60-60-10", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert json.loads(done.stdout)["exits"][0]["share"] == pytest.approx(6 / 13)
+    warning = "serving setting '60-60-10' adds up to 130 %, so the exits serve 46.2-46.2-7.69 %"
+    assert done.stderr == f"exitflow: warning: {warning}\n"
+
+
 def test_a_name_is_printed_as_it_stands():
     assert "[/red] :smile:: requests/s" in call("plan", "paper-7", "--set", 'name="[/red] :smile:"').stdout
 

@@ -142,3 +142,12 @@ def test_grpc_keeps_quiet_unless_it_was_told_otherwise():
         clean = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
         done = subprocess.run([sys.executable, "-c", program], env=clean | given, capture_output=True, text=True)
         assert done.stdout.strip() == wanted, done.stderr
+
+
+def test_without_a_log_a_warning_is_one_sentence_of_the_program_and_is_said_once():
+    program = (
+        "import logging; from exitflow import logs; logs.set_up_sentences('exitflow'); log = logging.getLogger('x'); "
+        "[log.warning('a link\\nis %s', 'slow') for _ in range(3)]; log.info('quiet')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == "exitflow: warning: a link\\nis slow\n"

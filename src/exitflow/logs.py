@@ -50,6 +50,11 @@ def set_up(level: str = "info", style: str = "text", *, who: str = "") -> None:
     logging.captureWarnings(True)
 
 
+def set_up_sentences(program: str) -> None:
+    """Where nobody sets up a log, let warnings stand on stderr as the program's other sentences do, each once."""
+    logging.lastResort = _Sentences(program)
+
+
 def about(**fields: object) -> dict[str, Any]:
     """`extra` of a record: names and values that stand in it as such. Those that are None are left out."""
     return {"about": {name: value for name, value in fields.items() if value is not None}}
@@ -99,6 +104,24 @@ class _BoundedHandler(logging.StreamHandler[TextIO]):
         budget = self._budgets.setdefault((record.pathname, record.lineno), _Budget(BURST, record.created))
         if budget.take(record.created):
             record.is_last = budget.left < 1
+            super().emit(record)
+
+
+class _Sentences(_BoundedHandler):
+    """Warnings of a command that somebody waits for."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self._program, self._said = program, set[str]()
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{self._program}: warning: {printable(record.getMessage())}"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sentence = self.format(record)
+        if sentence not in self._said:
+            self._said.add(sentence)
             super().emit(record)
 
 

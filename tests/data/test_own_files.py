@@ -1,3 +1,4 @@
+import os
 import zipfile
 
 import numpy as np
@@ -134,6 +135,12 @@ def test_a_header_that_promises_too_much_is_not_believed(inputs, problem, tmp_pa
             archive.writestr("inputs.npy", inputs)
         archive.writestr("labels.npy", described((3,), "<i8") + bytes(24))
     with pytest.raises(DataError, match=problem):
+        load_dataset("own", data_dir=str(tmp_path))
+
+
+def test_a_part_that_is_no_regular_file_is_not_taken_for_a_missing_one(tmp_path):
+    os.mkfifo(write(tmp_path, test=images(2)) / "train.npz")
+    with pytest.raises(DataError, match=r"train.npz: cannot be read as a .npz file .*: is no regular file"):
         load_dataset("own", data_dir=str(tmp_path))
 
 

@@ -109,6 +109,7 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
             CAMPUS.replace("count = 4", 'count = "four"'),
             "system.toml: tiers[0].count: expected a whole number, got 'four'",
         ),
+        (CAMPUS.replace("count = 4", "count = 1000000"), "tiers: at most 1,000,000 nodes in all, got 1,000,003"),
         (CAMPUS.replace("count = 4", "count = 0"), "tiers[0].count: must be from 1 to 1,000,000, got 0"),
         (
             CAMPUS.replace("count = 4", "count = 1000000000"),

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from exitflow import logs
 from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, one_line, os_problem, suggestion
 
 EXTRAS = {  # package -> the extra that installs it
@@ -99,6 +100,7 @@ class Program(Group):
         return name, command, rest
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        logs.set_up_sentences(str(self.name))
         with self._one_sentence(ctx):
             return super().parse_args(ctx, args)
 

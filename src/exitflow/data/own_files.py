@@ -56,7 +56,7 @@ def load_own(folder: Path) -> Dataset:
         description = decode(Description, read_toml(folder / DESCRIPTION))
     except ConfigError as error:
         raise error.within(source=str(folder / DESCRIPTION)) from None
-    found = {part: _read(folder / f"{part}.npz", description) for part in PARTS if (folder / f"{part}.npz").is_file()}
+    found = {part: _read(folder / f"{part}.npz", description) for part in PARTS if (folder / f"{part}.npz").exists()}
     if not found:
         raise DataError(f"{folder}: holds none of {', '.join(f'{part}.npz' for part in PARTS)}")
     example = next(iter(found.values()))

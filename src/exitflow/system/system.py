@@ -8,6 +8,7 @@ load_system("paper-17-cifar10:60-30-10")       17 nodes, on CIFAR-10
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,9 +36,12 @@ from exitflow.federated.training_spec import TrainingSpec
 from exitflow.files import MEDIUM_FILE
 from exitflow.models.specs import EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
 from exitflow.system.presets import preset
+from exitflow.topology.doubts import doubts
 from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
 from exitflow.topology.rates import check_requests_arrive
 from exitflow.topology.settings import with_setting
+
+log = logging.getLogger("exitflow.system")
 
 MAX_NAME = 200  # characters
 _KEYS = ("name", "tiers", "nodes", "model", "data", "training", "federation")
@@ -104,9 +108,12 @@ def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:
     is_file = name.endswith(".toml") or (os.path.exists(name) and not os.path.isdir(name))
     table = read_toml(Path(name)) if is_file else preset(name)
     try:
-        return decode_system(table, overrides, default_name=Path(name).stem if is_file else name)
+        system = decode_system(table, overrides, default_name=Path(name).stem if is_file else name)
     except ConfigError as error:
         raise error.within(source=name) from None
+    for sentence in doubts(system.topology):
+        log.warning("%s: %s", name, sentence)
+    return system
 
 
 def load_resolved(path: Path) -> System:

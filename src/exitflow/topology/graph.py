@@ -16,7 +16,7 @@ from itertools import pairwise
 from exitflow.config import require, require_rate
 from exitflow.errors import ConfigError, suggestion
 
-MAX_COUNT = 1_000_000  # nodes of a tier: a slip of the finger must not fill the memory ...
+MAX_COUNT = 1_000_000  # nodes: a slip of the finger must not fill the memory ...
 MAX_EXIT = 1_000  # ... and no network has so many exits
 MAX_CORES = 100_000
 MAX_MILLISECONDS = 1e8  # a day, about
@@ -151,6 +151,8 @@ class Topology:
 def expand_tiers(tiers: Iterable[Tier]) -> tuple[Node, ...]:
     """The nodes of a regular tree, leaves first; the last tier has no parents."""
     tiers = list(tiers)
+    total = sum(tier.count for tier in tiers)
+    require(total <= MAX_COUNT, "tiers", f"at most {MAX_COUNT:,} nodes in all, got {total:,}")
     nodes: list[Node] = []
     for tier, above in pairwise([*tiers, None]):
         assert tier is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
 from exitflow.errors import ConfigError
 from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import link_shares, node_rates
+
+log = logging.getLogger("exitflow.topology")
 
 PAPER_SETTINGS = ("80-15-5", "60-30-10", "45-35-20", "33-33-33", "20-35-45", "10-30-60", "5-15-80")
 
@@ -21,7 +24,11 @@ def parse_setting(text: str) -> tuple[float, ...]:
         parts, total = [], 0.0
     if not parts or not math.isfinite(total) or total <= 0:
         raise ConfigError(f"a serving setting gives each exit's percentage, such as 80-15-5, got {text!r}")
-    return tuple(part / total for part in parts)
+    shares = tuple(part / total for part in parts)
+    if not (abs(total - 100) <= 1 or abs(total - 1) <= 0.01):  # 33-33-33 and 0.8-0.15-0.05 are as meant
+        served = "-".join(f"{100 * share:.3g}" for share in shares)
+        log.warning("serving setting %r adds up to %g %%, so the exits serve %s %%", text, total, served)
+    return shares
 
 
 def with_setting(topology: Topology, setting: str) -> Topology:
