@@ -55,9 +55,9 @@ GARBAGE = b"\xff" * 4  # is no message
 class FakeParent:
     """Answers what it is told to; remembers what came."""
 
-    def __init__(self, num_classes, *, behaviour="answer", delay=0.0, exit=2, clock=None):
+    def __init__(self, num_classes, *, behaviour="answer", delay=0.0, exit=2, clock=None, name="edge"):
         self.num_classes, self.behaviour, self.delay, self.exit = num_classes, behaviour, delay, exit
-        self.clock = clock or RealClock()
+        self.clock, self.name = clock or RealClock(), name
         self.received = []  # (seconds, samples)
         self.requests = []
         self.probes = 0
@@ -73,15 +73,19 @@ class FakeParent:
                 scores = np.zeros((count, self.num_classes), dtype=np.float32)
                 scores[:, 0] = 1
                 answers = Answers(
-                    scores, np.full(count, self.exit, np.int32), ["parent"] * count, np.ones(count, np.float32)
+                    scores, np.full(count, self.exit, np.int32), [self.name] * count, np.ones(count, np.float32)
                 )
-                return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
+                return ModelInferResponse.FromString(
+                    answers.to_bytes(request.model_name, request.model_version[:12], request.id)
+                )
             case "nan":
                 scores = np.full((count, self.num_classes), np.nan, dtype=np.float32)
                 answers = Answers(
-                    scores, np.full(count, self.exit, np.int32), ["parent"] * count, np.ones(count, np.float32)
+                    scores, np.full(count, self.exit, np.int32), [self.name] * count, np.ones(count, np.float32)
                 )
-                return ModelInferResponse.FromString(answers.to_bytes("small", "1", request.id))
+                return ModelInferResponse.FromString(
+                    answers.to_bytes(request.model_name, request.model_version[:12], request.id)
+                )
             case "empty":
                 return ModelInferResponse()
             case "garbage":

@@ -138,6 +138,14 @@ class Topology:
         """The nodes by exit: every child stands before its parents."""
         return tuple(sorted(self.nodes, key=lambda node: node.exit))
 
+    def exits_from(self, name: str) -> Mapping[str, int]:
+        """Of that node and of all above it, the exit with which each answers."""
+        node = self.by_name[name]
+        found = {name: node.exit}
+        for link in node.parents:
+            found |= self.exits_from(link.name)
+        return found
+
     @property
     def num_exits(self) -> int:
         """The deepest exit that a node holds."""

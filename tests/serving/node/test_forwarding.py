@@ -35,7 +35,7 @@ def test_numbers_too_large_for_the_network_are_refused_alone(tmp_path):
             found = await asyncio.gather(
                 *(node.infer(node.current, inputs) for inputs in (fine, huge, fine)), return_exceptions=True
             )
-            assert [answers.nodes for answers in (found[0], found[2])] == [["parent"]] * 2
+            assert [answers.nodes for answers in (found[0], found[2])] == [["edge"]] * 2
             assert isinstance(found[1], BadRequestError)
             assert sum(count for _, count in parent.received) == 2
             assert node.links["edge"].counts.failures == {}
@@ -50,7 +50,7 @@ def test_every_link_has_its_own_payload(two_parents, caplog):
     spec = serving_spec([f"forward_timeout={PATIENT}", "audit_share=0.0", *links])
 
     async def scenario():
-        left, right = FakeParent(NUM_CLASSES), FakeParent(NUM_CLASSES)
+        left, right = (FakeParent(NUM_CLASSES, name=name) for name in ("left", "right"))
         async with fake_parent(left) as first, fake_parent(right) as second:
             places = {"left": first, "right": second}
             async with running(two_parents, "device", places, spec=spec) as (node, _):
@@ -81,7 +81,7 @@ def test_a_request_of_many_samples_is_split_and_put_together_again(tmp_path):
             answers = await ask(node, bundle, 100)
             sure = confidence(bundle.samples().outputs.logits[0][:100])
             cut = bundle.manifest.nodes["device"].cut
-            assert [name == "parent" for name in answers.nodes] == (sure < cut).tolist()
+            assert [name == "edge" for name in answers.nodes] == (sure < cut).tolist()
             kept = np.array(answers.nodes) == "device"
             expected = bundle.samples().outputs.logits[0][:100].argmax(axis=1)
             assert (answers.scores.argmax(axis=1)[kept] == expected[kept]).all()
@@ -244,7 +244,7 @@ def test_a_device_that_asks_rarely_finds_the_tokens_of_the_time_between(tmp_path
             bucket._tokens = 1.0
             for _ in range(2):
                 node.control.threshold = node.control._hard = float("inf")
-                assert (await ask(node, bundle)).nodes == ["parent"]
+                assert (await ask(node, bundle)).nodes == ["edge"]
                 clock.advance(0.5)
 
     asyncio.run(scenario())

@@ -33,7 +33,7 @@ def test_the_parents_answer_is_given(eager):
         parent = FakeParent(NUM_CLASSES)
         async with fake_parent(parent) as address, running(eager, "device", {"edge": address}, spec=EAGER) as (node, _):
             answers = await ask(node, eager, 3)
-            assert answers.nodes == ["parent"] * 3
+            assert answers.nodes == ["edge"] * 3
             assert answers.exits.tolist() == [2, 2, 2]
             assert node.current.bundle.segments == ()  # the engine has them; twice would be waste
             assert node.counts.served == 0
@@ -128,7 +128,7 @@ def test_the_breaker_opens_then_nothing_is_sent_and_it_closes_by_itself(eager):
             assert node.counts.fallbacks["parent-down"] == 1
             parent.behaviour = "answer"
             await until(lambda: node.links["edge"].state.open)
-            assert (await ask(node, eager)).nodes == ["parent"]
+            assert (await ask(node, eager)).nodes == ["edge"]
             assert parent.probes >= 1
 
     asyncio.run(scenario())
@@ -163,7 +163,7 @@ def test_a_parent_that_starts_later_is_found(eager):
             assert (await ask(node, eager)).nodes == ["device"]
             async with fake_parent(parent, int(address.rpartition(":")[2])):
                 await until(lambda: node.links["edge"].state.open)
-                assert (await ask(node, eager)).nodes == ["parent"]
+                assert (await ask(node, eager)).nodes == ["edge"]
 
     asyncio.run(scenario())
 
@@ -225,7 +225,7 @@ def test_callers_in_a_hurry_do_not_cut_a_link(eager):
             await until(lambda: node.links["edge"].counts.failures["deadline"] == MAX_FAILURES + 1)
             assert node.links["edge"].state.open
             parent.delay = 0
-            assert (await ask(node, eager)).nodes == ["parent"]
+            assert (await ask(node, eager)).nodes == ["edge"]
 
     asyncio.run(scenario())
 
@@ -381,7 +381,7 @@ def test_a_parent_far_away_is_reached_at_the_first_request(eager):
             far_away(address, 0.2) as place,
             running(eager, "device", {"edge": place}, spec=EAGER) as (node, _),
         ):
-            assert (await ask(node, eager)).nodes == ["parent"]
+            assert (await ask(node, eager)).nodes == ["edge"]
             assert node.links["edge"].state.times_cut == 0
 
     asyncio.run(scenario())
@@ -393,12 +393,13 @@ def test_the_other_parent_takes_over(two_parents, monkeypatch):
     )  # or the cut parent is tried again on a slow machine
 
     async def scenario():
-        left, right = FakeParent(NUM_CLASSES, behaviour="UNAVAILABLE"), FakeParent(NUM_CLASSES)
+        left = FakeParent(NUM_CLASSES, behaviour="UNAVAILABLE", name="left")
+        right = FakeParent(NUM_CLASSES, name="right")
         async with fake_parent(left) as first, fake_parent(right) as second:
             places = {"left": first, "right": second}
             async with running(two_parents, "device", places, spec=EAGER) as (node, _):
                 for _ in range(10):
-                    assert (await ask(node, two_parents)).nodes == ["parent"]
+                    assert (await ask(node, two_parents)).nodes == ["right"]
                 assert len(right.requests) == 10
                 assert node.counts.fallbacks == {}
                 assert len(left.requests) == 1

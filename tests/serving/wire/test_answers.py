@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exitflow.serving.wire.answers import Answers, BadAnswerError
+from exitflow.serving.wire.answers import Answers, BadAnswerError, Expected
 from exitflow.serving.wire.messages import ModelInferResponse
 
 SOUND = {
@@ -14,9 +14,12 @@ SOUND = {
 }
 
 
-def received(**changes):
+EXPECTED = Expected("m", "1", 2, {"edge": 2, "cloud": 3})
+
+
+def received(model="m", version="1", **changes):
     answers = Answers(**{**SOUND, **changes})
-    return Answers.from_message(ModelInferResponse.FromString(answers.to_bytes("m", "1", "")), 2, 2, range(2, 4))
+    return Answers.from_message(ModelInferResponse.FromString(answers.to_bytes(model, version, "")), 2, EXPECTED)
 
 
 def test_what_was_sent_arrives():
@@ -33,8 +36,12 @@ def test_what_was_sent_arrives():
         ({"scores": np.array([[2, -1], [1, 0]], np.float32)}, "no probabilities"),
         ({"scores": np.array([[0.5, 0], [1, 0.5]], np.float32)}, "no probabilities"),  # 2 in all, but not 1 each
         ({"scores": np.array([[np.nan, 0], [1, 0]], np.float32)}, "no probabilities"),
-        ({"exits": np.array([1, 3], np.int32)}, "exits are none that can answer"),
-        ({"exits": np.array([2, 4], np.int32)}, "exits are none that can answer"),
+        ({"exits": np.array([1, 3], np.int32)}, "nodes and exits are none that can answer"),
+        ({"exits": np.array([2, 4], np.int32)}, "nodes and exits are none that can answer"),
+        ({"exits": np.array([3, 2], np.int32)}, "nodes and exits are none that can answer"),
+        ({"nodes": ["edge", "device"]}, "nodes and exits are none that can answer"),
+        ({"model": "n"}, "it answers for 'n' '1'"),
+        ({"version": "2"}, "it answers for 'm' '2'"),
         ({"confidences": np.array([np.nan, 1], np.float32)}, "confidences are none"),
         ({"nodes": ["edge"]}, "cannot be read"),
     ],
@@ -48,4 +55,4 @@ def test_a_name_that_is_cut_off_is_refused():
     message = ModelInferResponse.FromString(Answers(**SOUND).to_bytes("m", "1", ""))
     message.raw_output_contents[2] = message.raw_output_contents[2][:-2]
     with pytest.raises(BadAnswerError, match="cannot be read"):
-        Answers.from_message(message, 2, 2, range(2, 4))
+        Answers.from_message(message, 2, EXPECTED)

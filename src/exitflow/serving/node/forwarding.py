@@ -88,9 +88,7 @@ class Forwarder:
             request = self._request(link.name, asked, computed)
             link.counts.forwarded += len(asked)
             response = await link.infer(request, len(asked), timeout)
-            loaded = asked[0].job.key
-            deeper = range(loaded.engine.exit + 1, len(loaded.bundle.manifest.segments) + 1)
-            answers = Answers.from_message(response, len(asked), computed.scores.shape[1], deeper)
+            answers = Answers.from_message(response, len(asked), asked[0].job.key.expected[link.name])
         except LinkError:
             raise
         except BadAnswerError as error:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from exitflow.serving.bundle.bundle import Bundle
 from exitflow.serving.bundle.engine import Engine
-from exitflow.serving.wire.answers import INPUT, Answers
+from exitflow.serving.wire.answers import INPUT, Answers, Expected
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +24,7 @@ class Loaded:
     bundle: Bundle
     engine: Engine
     payloads: Mapping[str, str]  # parent -> what goes to it: features or the input
+    expected: Mapping[str, Expected]  # parent -> what its answers must say
 
 
 @dataclass(slots=True, eq=False)

@@ -30,7 +30,7 @@ from exitflow.serving.node.jobs import Array, Computed, Job, Loaded, Question
 from exitflow.serving.node.links import ParentLink
 from exitflow.serving.node.node_settings import ServingSpec, check_links
 from exitflow.serving.node.payload import choose_payload
-from exitflow.serving.wire.answers import Answers, BadRequestError
+from exitflow.serving.wire.answers import Answers, BadRequestError, Expected
 from exitflow.serving.wire.security import Security
 
 log = logging.getLogger("exitflow.serving")
@@ -271,7 +271,11 @@ class Node:
             payloads[parent], why = choose_payload(manifest, entry.exit, self.spec.link(parent), seconds)
             log.info("node %s sends %s %s: %s", self.name, parent, payloads[parent], why)
         give_back_memory()
-        return Loaded(replace(bundle, segments=()), engine, payloads)
+        expected = {
+            parent: Expected(manifest.name, bundle.version, manifest.num_classes, bundle.topology.exits_from(parent))
+            for parent in self.links
+        }
+        return Loaded(replace(bundle, segments=()), engine, payloads, expected)
 
     def _control(self, bundle: Bundle) -> ForwardControl:
         entry = bundle.node(self.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,16 @@ class BadRequestError(Exception):
 
 class BadAnswerError(Exception):
     """A parent answered nonsense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a parent's answer must say to be believed."""
+
+    model: str
+    version: str
+    num_classes: int
+    exits: Mapping[str, int]  # of each node that may have answered: the parent and those above it
 
 
 @dataclass(slots=True)
@@ -71,13 +81,15 @@ class Answers:
         return head + rest
 
     @staticmethod
-    def from_message(response: Any, count: int, num_classes: int, possible_exits: range) -> Answers:
-        """What a parent sent, if it is sound."""
+    def from_message(response: Any, count: int, expected: Expected) -> Answers:
+        """What a parent sent to `count` samples, if it is sound."""
+        if (response.model_name, response.model_version) != (expected.model, expected.version):
+            raise BadAnswerError(f"it answers for {response.model_name[:100]!r} {response.model_version[:100]!r}")
         try:
             raw = {
                 output.name: data for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
             }
-            scores = np.frombuffer(raw["scores"], dtype="<f4").reshape(count, num_classes)
+            scores = np.frombuffer(raw["scores"], dtype="<f4").reshape(count, expected.num_classes)
             exits = np.frombuffer(raw["exit"], dtype="<i4").reshape(count)
             confidences = np.frombuffer(raw["confidence"], dtype="<f4").reshape(count)
             nodes = _strings(raw["node"], count)
@@ -85,8 +97,8 @@ class Answers:
             raise BadAnswerError(f"its answer cannot be read: {error}") from None
         if not ((scores >= 0).all() and (np.abs(scores.sum(axis=1) - 1) < 1e-2).all()):  # nor is NaN
             raise BadAnswerError("its scores are no probabilities")
-        if exits.min() not in possible_exits or exits.max() not in possible_exits:
-            raise BadAnswerError("its exits are none that can answer")
+        if any(expected.exits.get(node) != exit for node, exit in zip(nodes, exits.tolist(), strict=True)):
+            raise BadAnswerError("its nodes and exits are none that can answer")
         if not np.isfinite(confidences).all():
             raise BadAnswerError("its confidences are none")
         return Answers(scores, exits, nodes, confidences)
