@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from exitflow.routing.queueing import has_room, take_batch
+from exitflow.routing.queueing import QueueLimits, take_batch
 
 
 @dataclass
@@ -28,6 +28,14 @@ def test_what_is_larger_than_a_batch_is_computed_alone():
 
 
 def test_a_queue_is_full_when_one_more_would_not_fit_but_whatever_is_first_waits():
-    assert has_room(3, 2, 5)
-    assert not has_room(4, 2, 5)
-    assert has_room(0, 50, 5)
+    limits = QueueLimits(5)
+    assert limits.leave_room(3, 2, 9.0)
+    assert not limits.leave_room(4, 2, 9.0)
+    assert limits.leave_room(0, 50, 9.0)
+
+
+def test_a_queue_is_full_when_those_waiting_will_take_too_long():
+    limits = QueueLimits(100, seconds=2.0)
+    assert limits.leave_room(4, 1, 0.5)
+    assert not limits.leave_room(5, 1, 0.5)
+    assert limits.leave_room(0, 50, 0.5)

@@ -116,6 +116,13 @@ def _print_export(out: str, manifest: Manifest) -> None:
     "--open", "open_", is_flag=True, help="With --certs: --http and --clients answer everybody, without a token."
 )
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
+@click.option(
+    "--drain",
+    type=float,
+    default=0.0,
+    metavar="SECONDS",
+    help="When told to stop, say that it is not ready, and go on answering for so long.",
+)
 @click.option("--until-stdin-closes", is_flag=True, hidden=True)
 @log_options
 @_set

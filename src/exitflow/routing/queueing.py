@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 
@@ -25,9 +27,19 @@ class Sized(Protocol):
 J = TypeVar("J", bound=Sized)
 
 
-def has_room(queued: int, size: int, queue_size: int) -> bool:
-    """Whether `size` samples may wait behind `queued` others; a request too large for the queue may wait alone."""
-    return queued == 0 or queued + size <= queue_size
+@dataclass(frozen=True)
+class QueueLimits:
+    """How much may wait: whatever is reached first."""
+
+    samples: int
+    seconds: float = math.inf
+
+    def leave_room(self, queued: int, size: int, usual_seconds: float) -> bool:
+        """Whether `size` samples may wait behind `queued` others, of which each usually takes `usual_seconds`.
+
+        A request too large for the queue may wait alone.
+        """
+        return queued == 0 or (queued + size <= self.samples and queued * usual_seconds <= self.seconds)
 
 
 def take_batch(queue: deque[J], max_batch: int) -> tuple[list[J], int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from exitflow.routing.clock import VirtualClock
+from exitflow.routing.queueing import QueueLimits
 from exitflow.serving.node import batching
 from exitflow.serving.node.batching import ALONE_AFTER, INLINE_SECONDS, LOOK_EVERY, Batcher, OverloadedError
 
@@ -25,7 +26,8 @@ class Harness:
         self.release.set()
         self.computing = threading.Event()
         self.clock, self.pause, self.undeliverable = VirtualClock(), 0, False
-        defaults = {"max_batch": 8, "queue_size": 20}
+        limits = QueueLimits(options.pop("queue_size", 20), options.pop("queue_seconds", 60))
+        defaults = {"max_batch": 8, "limits": limits}
         self.batcher = Batcher(self.compute, self.deliver, clock=self.clock, **defaults | options)
 
     def compute(self, jobs):
@@ -52,6 +54,7 @@ class Harness:
     async def hold(self):
         """A job, in the thread until `release`."""
         self.release.clear()
+        self.computing.clear()
         first = Job()
         self.batcher.submit(first)
         while not self.computing.is_set():
@@ -111,6 +114,22 @@ def test_the_queue_is_bounded_in_samples_and_takes_more_when_it_has_emptied():
         harness.batcher.submit(Job(size=50))  # larger than any batch: computed alone
         await harness.finish()
         assert harness.batches == [[50]]
+
+    run(scenario)
+
+
+def test_the_queue_is_bounded_in_seconds_too():
+    async def scenario():
+        harness = Harness(queue_seconds=2.0)
+        harness.pause = 1.0  # a batch, here a sample
+        await harness.ask()
+        await harness.hold()
+        for _ in range(3):
+            harness.batcher.submit(Job())  # behind none, one and two others
+        with pytest.raises(OverloadedError):
+            harness.batcher.submit(Job())
+        harness.release.set()
+        await harness.finish()
 
     run(scenario)
 

@@ -15,7 +15,7 @@ from exitflow.serving.traffic.cluster import LocalCluster
 from exitflow.serving.wire.messages import SERVICE, ModelInferResponse
 from exitflow.serving.wire.security import Security
 from tests.serving.asking import message
-from tests.serving.inprocess import ALL_UP, FakeParent, fake_parent, running
+from tests.serving.inprocess import ALL_UP, FakeParent, fake_parent, http, running
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
 
 PATIENT = ["--set=forward_timeout=30", "--set=forward=feature", "--set=audit_share=0"]
@@ -128,6 +128,28 @@ def test_a_frozen_parent_is_cut_off_and_taken_back(cluster, eager):
         assert device["fallbacks"]["timeout"] >= 1
 
     asyncio.run(scenario())
+
+
+def test_a_node_that_is_told_to_stop_says_so_and_answers_until_it_has_drained(eager, tmp_path):
+    with LocalCluster(eager, options=[*PATIENT, "--drain=60"], logs=tmp_path) as cluster:
+        cloud, process = cluster.places["cloud"], cluster.processes["cloud"]
+
+        async def scenario():
+            stream = Stream(cloud.grpc, eager)
+            async with stream.flowing():
+                await stream.until_from("cloud")
+                assert http(cloud.http, "GET", "/readyz")[0] == 200
+                process.send_signal(signal.SIGTERM)
+                await stream.until_from("cloud", count=50)
+                while http(cloud.http, "GET", "/readyz")[0] != 503:
+                    await asyncio.sleep(0.01)
+                await stream.until_from("cloud", count=50)
+            stream.check_all_answered()
+
+        asyncio.run(scenario())
+        for name in cluster.processes:  # the others are told once here, and again when the cluster stops
+            cluster.processes[name].send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0  # told twice, it does not wait for the minute
 
 
 def test_a_new_bundle_rolls_through_the_tree_from_the_top_without_losing_depth(eager, tmp_path):

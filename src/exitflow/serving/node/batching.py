@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from exitflow.routing.clock import Clock
-from exitflow.routing.queueing import Sized, has_room, take_batch
+from exitflow.routing.queueing import QueueLimits, Sized, take_batch
 
 INLINE_SECONDS = 0.01  # what would take longer goes to the thread
 LOOK_EVERY = 16  # batches in the event loop, then one in the thread
@@ -41,12 +41,12 @@ class Batcher(Generic[J, R]):
         deliver: Callable[[Sequence[J], R | Exception], None],
         *,
         max_batch: int,
-        queue_size: int,
+        limits: QueueLimits,
         clock: Clock,
     ) -> None:
         """`deliver` is called in the event loop, `compute` there or in the thread, never twice at a time."""
         self._compute, self._deliver = compute, deliver
-        self._max_batch, self._queue_size, self._clock = max_batch, queue_size, clock
+        self._max_batch, self._limits, self._clock = max_batch, limits, clock
         self._lock = Lock()  # of the next three
         self._queue: deque[J] = deque()
         self.queued = 0  # samples
@@ -61,7 +61,7 @@ class Batcher(Generic[J, R]):
     def submit(self, job: J) -> None:
         """Queue it, or raise OverloadedError."""
         with self._lock:
-            if not has_room(self.queued, job.size, self._queue_size):
+            if not self._limits.leave_room(self.queued, job.size, self._usual_seconds):
                 raise OverloadedError
             self._queue.append(job)
             self.queued += job.size

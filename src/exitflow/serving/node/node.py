@@ -20,6 +20,7 @@ from exitflow.errors import BundleError, ConfigError, suggestion
 from exitflow.routing import confidence
 from exitflow.routing.clock import Clock, RealClock
 from exitflow.routing.decisions import Decision, Router, Rules
+from exitflow.routing.queueing import QueueLimits
 from exitflow.routing.rate_control import ForwardControl
 from exitflow.serving.bundle.bundle import DATATYPES, Bundle, load_bundle
 from exitflow.serving.bundle.engine import Engine, give_back_memory
@@ -83,7 +84,7 @@ class Node:
             self._compute,
             self._deliver,
             max_batch=spec.max_batch,
-            queue_size=spec.queue_size,
+            limits=QueueLimits(spec.queue_size, spec.queue_seconds),
             clock=self.clock,
         )
 

@@ -36,6 +36,7 @@ class ServingSpec:
     burst_seconds: float = 1.0  # of the link's limit, that may go at once
     max_batch: int = 32  # samples computed together
     queue_size: int = 256  # samples waiting; more are rejected at once
+    queue_seconds: float = 5.0  # that those waiting will take; beyond, more are rejected at once
     forward_timeout: float = 1.0  # seconds until the local answer is given instead
     audit_share: float = 0.01  # of the confident answers, forwarded as well when the link has room
     threads: int = 1  # of the engine
@@ -43,7 +44,7 @@ class ServingSpec:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name in ("link_megabits", "forward_timeout"):
+        for name in ("link_megabits", "forward_timeout", "queue_seconds"):
             value = getattr(self, name)
             require(math.isfinite(value) and value > 0, name, f"must be above 0, got {value}")
         require(

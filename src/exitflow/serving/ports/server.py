@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from exitflow.errors import ExitflowError
+from exitflow.errors import ConfigError, ExitflowError
 from exitflow.serving.bundle.bundle import load_bundle
 from exitflow.serving.node.node import Node
 from exitflow.serving.node.node_settings import ServingSpec
@@ -25,6 +25,7 @@ from exitflow.serving.wire.security import Security
 log = logging.getLogger("exitflow.serving")
 
 SWITCH_SECONDS = 0.0005  # for which event loop and engine's thread may keep Python from each other; its own is 0.005
+MAX_DRAIN = 3600
 GRACE = 5.0  # seconds that requests under way are given when the node stops
 
 
@@ -40,9 +41,12 @@ class ServeOptions:
     parents: Mapping[str, str] = field(default_factory=dict)
     spec: ServingSpec = field(default_factory=ServingSpec)
     security: Security = field(default_factory=Security)
+    drain: float = 0.0  # seconds between saying that it is not ready any more, and closing the ports
     until_stdin_closes: bool = False  # so that nothing is left of a tree whose starter was killed
 
     def __post_init__(self) -> None:
+        if not 0 <= self.drain <= MAX_DRAIN:
+            raise ConfigError(f"must be between 0 and {MAX_DRAIN} seconds, got {self.drain:g}", key="--drain")
         for key, address in (("--listen", self.listen), ("--http", self.http), ("--clients", self.clients)):
             if address is not None:
                 host, _ = parse_address(address, key)
@@ -84,6 +88,11 @@ async def _serve(options: ServeOptions) -> None:
         )
         await told.wait()
         node.draining = True
+        if options.drain:
+            log.info("node %s is not ready any more, and serves for %g s", node.name, options.drain)
+            told.clear()
+            with contextlib.suppress(TimeoutError):  # who says it twice means now
+                await asyncio.wait_for(told.wait(), options.drain)
         log.info("node %s stops", node.name)
 
 
