@@ -28,7 +28,7 @@ MAX_TEXT = 2_000  # characters of a message or a field
 MAX_TRACEBACK = 20_000  # characters
 BURST, PER_SECOND = 100, 1.0  # records of one place in the code
 LEFT_OUT = "(more of these are left out for a while)"
-THIRD_PARTIES = ("asyncio", "uvicorn", "grpc")  # whose records below warnings say nothing to an operator
+THIRD_PARTIES = ("asyncio", "flwr", "grpc", "httpx", "uvicorn")  # below warnings they tell an operator nothing
 
 
 def set_up(level: str = "info", style: str = "text", *, who: str = "") -> None:

@@ -13,10 +13,9 @@ from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.types import Missing, Update
 from exitflow.flower.backend import FlowerBackend
 from exitflow.flower.courier import Reply, Station, registered
-from exitflow.flower.packing import pack, unpack
 from exitflow.flower.worker import Worker
 from exitflow.system.assembly import Assembly
-from exitflow.tensors import num_bytes, take
+from exitflow.tensors import num_bytes, pack, take, unpack
 from tests.small import image_dataset, task_of, tiny_system
 
 NODES = ["device-0", "device-1", "cloud-0"]

@@ -1,6 +1,6 @@
 """A federation as its users run it: commands in processes of their own, data of their own on every node.
 
-One federation for all tests, in their order.
+One federation for all tests, which leave it as they found it.
 """
 
 import json
@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -179,7 +180,7 @@ def test_every_machine_gets_its_own_keys_and_no_other_secret(machines):
         assert (root / secret).stat().st_mode & 0o077 == 0
     assert not list((root / "nodes").glob("*/server.key"))
     assert not list((root / "nodes").glob("*/superexec.secret"))
-    assert not list(root.glob("**/ca.key"))
+    assert [path.relative_to(root).as_posix() for path in root.glob("**/ca.key")] == ["authority/ca.key"]
     keys = {(root / "nodes" / node / "node.key").read_bytes() for node in SAMPLES}
     assert len(keys) == 3
     refused = machines.call("federation", "init", "system.toml", code=2)
@@ -220,12 +221,18 @@ def test_a_node_without_a_registered_key_is_not_let_in(machines):
     )
     write_node_key(machines.root / "stranger")
     machines.start("stranger", "federation", "node", "stranger", "--data-dir", "data/device-0")
-    machines.wait_for("stranger", r"SuperNode ended: .*Failed to activate SuperNode.*trying again")
-    machines.kill("stranger", signal.SIGTERM)
+    assert machines.running.pop("stranger").wait(90) == 2
+    *_, last = machines.log("stranger").splitlines()
+    assert last.startswith("exitflow: stranger/node.key: the server at ")
+    assert "knows no node with this key; take the folder that" in last
 
 
-def test_a_node_does_not_talk_to_a_server_with_a_wrong_certificate(machines):
+@pytest.fixture(scope="module")
+def impostor(machines):
     machines.call("federation", "init", "system.toml", "--superlink", machines.address, "--out", "impostor")
+
+
+def test_a_node_does_not_talk_to_a_server_with_a_wrong_certificate(machines, impostor):
     deceived = shutil.copytree(
         machines.root / "federation/nodes/device-0",
         machines.root / "deceived",
@@ -237,7 +244,7 @@ def test_a_node_does_not_talk_to_a_server_with_a_wrong_certificate(machines):
     machines.kill("deceived", signal.SIGTERM)
 
 
-def test_a_training_with_another_certificate_or_secret_is_refused(machines):
+def test_a_training_with_another_certificate_or_secret_is_refused(machines, impostor):
     options = [*machines.train_options(), "--federation", "impostor"]
     refused = machines.call("train", "system.toml", "--out", "never", *options, code=1)
     assert refused.stderr.startswith("exitflow: ")
@@ -273,3 +280,76 @@ def test_flwr_run_trains_the_same(machines):
         time.sleep(0.2)
     expected, found = expected_state(root), Run(root / "flwr-run").state()
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
+    machines.kill("server", signal.SIGTERM)
+    machines.start_server()
+
+
+def status_of(machines):
+    return json.loads(machines.call("federation", "status", "--json").stdout)
+
+
+def wait_until(condition, seconds=90):
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.2)
+
+
+def test_logs_and_status_tell_who_is_there_and_what_a_training_does(machines):
+    wait_until(lambda: all(node["connected"] for node in status_of(machines)["nodes"].values()))
+    machines.call("train", "system.toml", "--out", "told", *machines.train_options())
+    status = status_of(machines)
+    assert status["answers"]
+    assert status["training"] | {"began": "", "round_began": ""} == {
+        "run": str(machines.root / "told"),
+        "rounds": 2,
+        "round": 2,
+        "began": "",
+        "round_began": "",
+        "going_on": False,
+        "problem": None,
+    }
+    last = Run(machines.root / "told").records[-1]
+    assert {node: found["bytes"] for node, found in status["nodes"].items() if found["round"] == 2} == {
+        node: sent["up"] for node, sent in last["wire_bytes"].items()
+    }
+    for node in SAMPLES:
+        machines.wait_for("server", rf"INFO node '{node}' is (connected|back)")
+    for text in (
+        "a training of 2 rounds has come",
+        "round 1: tasks for",
+        "has sent its update, ",
+        "all rounds are done",
+    ):
+        machines.wait_for("server", text)
+    for text in ("connected to the server at", "round 1: a task to train exits", "the update is handed to Flower"):
+        machines.wait_for("cloud-0", text)
+
+
+def test_a_node_that_goes_and_comes_back_is_in_the_log_of_the_server(machines):
+    wait_until(lambda: status_of(machines)["nodes"]["device-1"]["connected"])
+    machines.kill("device-1", signal.SIGTERM)
+    machines.wait_for("server", "WARNING node 'device-1' is gone")
+    assert not status_of(machines)["nodes"]["device-1"]["connected"]
+    machines.start_node("device-1")
+    machines.wait_for("server", "INFO node 'device-1' is back")
+
+
+def test_a_certificate_is_renewed_while_the_server_runs_and_nodes_stay(machines):
+    host, port = machines.address.split(":")
+    before = ssl.get_server_certificate((host, int(port)))
+    machines.call("federation", "renew", "--days", "20")
+    after = ssl.get_server_certificate((host, int(port)))
+    assert after.split() == (machines.root / "federation/server/server.crt").read_text().split() != before.split()
+    status = status_of(machines)  # over the new one, which the old authority has signed
+    assert status["answers"]
+    assert 19 < status["certificate_days"] <= 20
+    machines.call("federation", "renew", "--authority", "impostor/server", code=2)
+    machines.call("train", "system.toml", "--out", "renewed", *machines.train_options())
+
+
+def test_a_federation_that_does_not_answer_is_told_with_exit_code_1(machines):
+    machines.call("federation", "init", "system.toml", "--superlink", "127.0.0.1:1", "--out", "silent")
+    done = machines.call("federation", "status", "silent", code=1)
+    assert "The federation at 127.0.0.1:1: nobody answers" in done.stdout
+    assert "There was no training yet." in done.stdout

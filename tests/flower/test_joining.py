@@ -6,7 +6,7 @@ pytest.importorskip("flwr")
 
 from exitflow.errors import TrainingError
 from exitflow.flower.courier import Reply, Station
-from exitflow.flower.deployment import Membership, ask_samples
+from exitflow.flower.joining import Membership, ask_samples
 from tests.small import tiny_system
 
 

@@ -24,6 +24,7 @@ EXTRAS = {  # package -> the extra that installs it
     "safetensors": "train",
     "tqdm": "train",
     "flwr": "flower",
+    "httpx": "flower",
     "cryptography": "flower",
     "dp_accounting": "flower",
     "ray": "ray",

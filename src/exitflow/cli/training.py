@@ -135,7 +135,8 @@ def _where(
         return {"backend": backend, "workers": workers, "address": address}
     if backend != "flower":
         raise ConfigError("is for --backend flower", key="--superlink")
-    from exitflow.flower.deployment import Membership, check_address, server_folder
+    from exitflow.flower.folders import check_address, server_folder
+    from exitflow.flower.joining import Membership
 
     if relay:
         membership = Membership(server_folder(federation) if federation else None, relay=Path(relay))

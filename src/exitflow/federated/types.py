@@ -47,11 +47,12 @@ class Update:
     num_steps: int  # J
     losses: tuple[float | None, ...]  # of each exit, mean over the steps that trained it; None where none did
     wire_bytes: tuple[int, int] | None = None  # sent down to the node, and up from it; None: nothing was sent
+    seconds: float | None = None  # from when the task was sent until the update was there, likewise
     state_round: int | None = None  # from which the node's momentum came; None: it began from 0
 
 
 UPDATE_FIGURES = tuple(  # all of an update that is no tensor, and that the node itself knows
-    item.name for item in fields(Update) if item.name not in ("task", "delta", "buffers", "wire_bytes")
+    item.name for item in fields(Update) if item.name not in ("task", "delta", "buffers", "wire_bytes", "seconds")
 )
 
 
@@ -63,6 +64,7 @@ class Missing:
     reason: str
     refused: bool = False  # one came, and was not fit to be believed
     wire_bytes: tuple[int, int] | None = None  # sent down to the node, and up from it
+    seconds: float | None = None  # from when the task was sent until this was known
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from exitflow.federated.options.compression import Compression
 from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, Missing, ServerState, Status, Task, Update
 from exitflow.flower.courier import Courier, Reply
-from exitflow.flower.packing import pack, unpack
+from exitflow.flower.journal import Journal
 from exitflow.flower.screening import SizeScreen, mismatch
 from exitflow.flower.simulation import LocalFederation
 from exitflow.models.nested import Coverage
-from exitflow.tensors import Tensors, take
+from exitflow.tensors import Tensors, pack, take, unpack
 
 POLL = 0.1  # seconds between looks for replies
 GONE = "it was there when the training began, and is gone: the SuperLink knows no such node any more"
@@ -47,6 +47,7 @@ class FlowerBackend:
     details: Mapping[str, Any] = field(default_factory=dict)  # that every message carries
     spec: FederationSpec = field(default_factory=FederationSpec)
     status: Status = field(default=lambda text: None)
+    journal: Journal = field(default_factory=Journal)
     on_close: Callable[[], None] = field(default=lambda: None)
     _screens: list[SizeScreen] = field(default_factory=list)
 
@@ -56,11 +57,15 @@ class FlowerBackend:
         Where updates get noise none is refused for its size: they are clipped anyway, and whether one counts would
         depend on the data of others, which the noise does not hide.
         """
-        if self.spec.noise_multiplier is not None:
-            return self._updates(state, tasks)
-        if not self._screens:
-            self._screens.append(SizeScreen(self.spec.norm_limit))
-        return self._screens[0](self._updates(state, tasks))
+        self.journal.tasks(tasks)
+        answers = self._updates(state, tasks)
+        if self.spec.noise_multiplier is None:
+            if not self._screens:
+                self._screens.append(SizeScreen(self.spec.norm_limit))
+            answers = self._screens[0](answers)
+        for answer in answers:
+            self.journal.answer(answer)
+            yield answer
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
         """Of each (node, exit), measured on the node: only figures travel. NaN where none came that can be believed."""
@@ -85,20 +90,24 @@ class FlowerBackend:
 
     def _update(self, state: ServerState, task: Task, reply: Reply) -> Update | Missing:
         """The reply as an update, if it is one that can be used."""
+
+        def missing(reason: str, *, refused: bool) -> Missing:
+            return Missing(task, reason, refused=refused, wire_bytes=reply.wire_bytes, seconds=reply.seconds)
+
         if problem := reply.error or reply.header.get("error"):
-            return Missing(task, str(problem), refused=reply.refused, wire_bytes=reply.wire_bytes)
+            return missing(str(problem), refused=reply.refused)
         sent = self._header(task)
         if any(reply.header.get(key) != sent[key] for key in ("run", "task")):
-            return Missing(task, "it answers another task", refused=True, wire_bytes=reply.wire_bytes)
+            return missing("it answers another task", refused=True)
         covered = self.coverage(*task.exits)
         try:
             tensors = unpack(reply.payload)
             delta, buffers = self._parts(tensors, take(state.params, covered), take(state.buffers, covered))
             figures = {name: _from_json(reply.header[name]) for name in UPDATE_FIGURES}
-            update = Update(task, delta, buffers, **figures, wire_bytes=reply.wire_bytes)
+            update = Update(task, delta, buffers, **figures, wire_bytes=reply.wire_bytes, seconds=reply.seconds)
             check_figures(update, self.samples[task.node])
         except (ValueError, KeyError, TypeError) as error:
-            return Missing(task, str(error), refused=True, wire_bytes=reply.wire_bytes)
+            return missing(str(error), refused=True)
         return update
 
     def _figures(self, job: _Job, reply: Reply) -> GradientFigures:
@@ -131,6 +140,7 @@ class FlowerBackend:
         sent: dict[str, _Job] = {}
         unknown: dict[int, Reply] = {}
         messages = []
+        began = time.monotonic()
         for index, job in enumerate(jobs):
             if job.exits not in packed:
                 packed[job.exits] = pack(take(state.tensors, self.coverage(*job.exits)))
@@ -150,14 +160,15 @@ class FlowerBackend:
                 for reply in self.courier.receive(sent):
                     down = _size(sent.pop(reply.message), packed)
                     up = len(json.dumps(reply.header)) + len(reply.payload)
-                    arrived[reply.message] = dataclasses.replace(reply, wire_bytes=(down, up))
+                    seconds = time.monotonic() - began
+                    arrived[reply.message] = dataclasses.replace(reply, wire_bytes=(down, up), seconds=seconds)
                 self.status(_waiting_for(sent.values()))
                 if message in arrived:
                     break
                 if time.monotonic() > give_up:
                     down = _size(sent.pop(message), packed)
                     error = f"no answer within {self.spec.deadline:g} s"
-                    arrived[message] = Reply(message, error=error, wire_bytes=(down, 0))
+                    arrived[message] = Reply(message, error=error, wire_bytes=(down, 0), seconds=self.spec.deadline)
                 else:
                     time.sleep(POLL)
             yield arrived.pop(message)

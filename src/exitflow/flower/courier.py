@@ -51,6 +51,7 @@ class Reply:
     error: str | None = None
     refused: bool = False  # the error is that what came cannot be read
     wire_bytes: tuple[int, int] | None = None  # of payloads, down and up
+    seconds: float | None = None  # since the message was sent
 
 
 class Courier(Protocol):

@@ -7,17 +7,20 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from exitflow.errors import TrainingError
-from exitflow.flower.control import environment
+from exitflow.flower.commands import environment
 from exitflow.flower.preloaded import SOCKET, end_with_parent, request, write_commands
 
 STARTING = 120.0  # seconds that a program has to start
@@ -160,3 +163,13 @@ class Programs:
                 words = (self._logs / "preloaded.log").read_text(errors="replace").strip().splitlines()
                 raise TrainingError(f"Flower did not start: {words[-1] if words else 'it said nothing'}")
             time.sleep(0.05)
+
+
+@contextmanager
+def working_folder() -> Iterator[Path]:
+    """A folder for as long as the block lasts, for sockets, whose paths must be short, and for logs."""
+    folder = Path(tempfile.mkdtemp(prefix="exitflow-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

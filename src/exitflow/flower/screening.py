@@ -60,7 +60,7 @@ class SizeScreen:
             if isinstance(update, Missing) or sizes is None or usual is None or not sizes.finite:
                 yield update  # for what is not finite the loop has a rule of its own
             elif reason := sizes.excess(usual, self.limit):
-                yield Missing(update.task, reason, refused=True, wire_bytes=update.wire_bytes)
+                yield Missing(update.task, reason, True, update.wire_bytes, update.seconds)
             else:
                 accepted.append(sizes)
                 yield update

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from exitflow.certificates import make_authority
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
-from exitflow.flower import command_lines
-from exitflow.flower.control import CONNECTION, write_connection
+from exitflow.flower import commands
+from exitflow.flower.commands import CONNECTION, write_connection
 from exitflow.flower.courier import RelayCourier, registered
 from exitflow.flower.frames import Header
-from exitflow.flower.keys import write_authority, write_node_key, write_shared_secret
+from exitflow.flower.keys import DAYS_VALID, write_node_key, write_server_certificate, write_shared_secret
 from exitflow.flower.programs import Programs
 from exitflow.flower.worker import Worker, serve
 from exitflow.free_ports import free_ports
@@ -43,16 +44,17 @@ class LocalFederation:
     def _start(self, nodes: Sequence[str], trainer_of: Callable[[Header], LocalTrainer]) -> None:
         for node in nodes:
             self._fork_worker(node, trainer_of)
-        write_authority(self.folder, ["127.0.0.1"])
+        authority = make_authority("exitflow simulation", days=DAYS_VALID)
+        write_server_certificate(self.folder, authority, ["127.0.0.1"], days=DAYS_VALID)
         write_shared_secret(self.folder / "superexec.secret")
         port, *node_ports = free_ports(1 + len(nodes))
         address = f"127.0.0.1:{port}"
-        superlink = command_lines.superlink(self.folder, host="127.0.0.1", port=port, database=None)
+        superlink = commands.superlink(self.folder, host="127.0.0.1", port=port, database=None)
         self.programs.start("superlink", superlink)
         self.keys = {node: self._write_node(node) for node in nodes}
         write_connection(self.programs.flower_home, address, self.folder / "ca.crt")
-        self.programs.start("superexec", command_lines.superexec(self.folder, address, os.getpid()))
-        command_lines.write_app(self.folder / "app", {"relay": ""})
+        self.programs.start("superexec", commands.superexec(self.folder, address, os.getpid()))
+        commands.write_app(self.folder / "app", {"relay": ""})
         self.courier = RelayCourier(self.folder / "relay", address)
         register = [
             ["supernode", "register", str(self._node(node) / "node.pub"), CONNECTION, "--name", node] for node in nodes
@@ -62,7 +64,7 @@ class LocalFederation:
         self.programs.wait_for_port("127.0.0.1", port)
         self.programs.flwr([*register, run])
         self._commands = {
-            node: command_lines.supernode(self._node(node), address, port=port, worker=self._socket(node))
+            node: commands.supernode(self._node(node), address, port=port, worker=self._socket(node))
             for node, port in zip(nodes, node_ports, strict=True)
         }
         for node in nodes:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from exitflow.errors import ExitflowError
+from exitflow.errors import ExitflowError, TrainingError
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.types import UPDATE_FIGURES, ServerState, task_from_json
 from exitflow.flower.frames import Header, receive_frame, send_frame
-from exitflow.flower.packing import pack, unpack
-from exitflow.tensors import copy_into, take
+from exitflow.logs import about
+from exitflow.tensors import copy_into, pack, take, unpack
+
+log = logging.getLogger("exitflow.federation")
 
 
 class Worker:
@@ -30,26 +34,40 @@ class Worker:
         """The reply to a message; an error is a reply too."""
         try:
             kind = header["kind"]
-            if kind == "train":
-                return self._train(header, payload)
-            if kind == "gradients":
-                return self._gradients(header, payload)
-            if kind == "hello":
-                return {"num_samples": len(self._trainer_of(header).data.indices[self._node])}, b""
-            return {"error": f"there is no message of kind {kind!r}"}, b""
+            if kind not in self._answers:
+                raise TrainingError(f"there is no message of kind {kind!r}")
+            return self._answers[kind](header, payload)
         except ExitflowError as error:
-            return {"error": str(error)}, b""
+            problem = str(error)
         except Exception as error:  # the server names the node, and goes on or stops by its rule
-            return {"error": f"{type(error).__name__}: {error}"}, b""
+            problem = f"{type(error).__name__}: {error}"
+        log.warning("a message of the server was answered with an error: %s", problem)
+        return {"error": problem}, b""
+
+    @property
+    def _answers(self) -> dict[str, Callable[[Header, bytes], tuple[Header, bytes]]]:
+        """What answers each kind of message."""
+        return {"train": self._train, "gradients": self._gradients, "hello": self._hello}
+
+    def _hello(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
+        num_samples = len(self._trainer_of(header).data.indices[self._node])
+        log.info("a training asked how many samples there are: %d", num_samples, extra=about(run=header["run"]))
+        return {"num_samples": num_samples}, b""
 
     def _train(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         trainer, task = self._trainer_of(header), task_from_json(header["task"])
         if task.node != self._node:
-            return {"error": f"the task is for node {task.node!r}, this is {self._node!r}"}, b""
+            raise TrainingError(f"the task is for node {task.node!r}, this is {self._node!r}")
+        log.info("round %d: a task to train exits %s", task.round, task.exits, extra=about(run=header["run"]))
+        began = time.monotonic()
         update = trainer.train(_received(trainer, task.exits, payload), task)
         figures = {name: getattr(update, name) for name in UPDATE_FIGURES}
         delta = trainer.compression.encoded(update.delta) if trainer.compression else update.delta
-        return {**figures, "run": header["run"], "task": header["task"]}, pack({**delta, **update.buffers})
+        packed = pack({**delta, **update.buffers})
+        seconds = round(time.monotonic() - began, 3)
+        figures_told = about(run=header["run"], bytes=len(packed), seconds=seconds, loss=update.losses[-1])
+        log.info("round %d: trained, and the update is handed to Flower", task.round, extra=figures_told)
+        return {**figures, "run": header["run"], "task": header["task"]}, packed
 
     def _gradients(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         trainer, exit = self._trainer_of(header), header["exit"]

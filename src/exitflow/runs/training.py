@@ -45,7 +45,7 @@ from exitflow.tensors import num_bytes, take
 from exitflow.theory.error_costs import calibrated_costs
 
 if TYPE_CHECKING:
-    from exitflow.flower.deployment import Membership, Session
+    from exitflow.flower.joining import Membership, Session
 
 FloatArray = npt.NDArray[np.float64]
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
@@ -73,11 +73,11 @@ def train(
     place = Place(workers, address, system.federation, status or _silent)
     dataset = dataset or dataset_of(system)
     if federation:
-        from exitflow.flower.deployment import join, new_run_id  # needs Flower
+        from exitflow.flower.joining import join, new_run_id  # needs Flower
 
         dataset.require("validation", "the server of a federation")  # else nobody knows what came out
         run_id = new_run_id()
-        with join(federation, system, run_id, status=status) as session:
+        with join(federation, system, run_id, run=Path(out), status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
             assembly.profile  # noqa: B018 - as below
             run_dir = RunDir.create(out, system.to_toml())
@@ -121,10 +121,10 @@ def resume(
     dataset = dataset or dataset_of(system)
     dataset.require("validation", "a training")
     if federation:
-        from exitflow.flower.deployment import join  # needs Flower
+        from exitflow.flower.joining import join  # needs Flower
 
         known = run.directory.node_samples()
-        with join(federation, system, run.directory.run_id(), known=known, status=status) as session:
+        with join(federation, system, run.directory.run_id(), run=run.path, known=known, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
             training = Training(assembly, run.directory, device)
             return training.run(lambda state: _joined(session, assembly), observer)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from exitflow.federated.options.compression import Compression
 from exitflow.federated.options.federation_spec import FederationSpec
-from exitflow.flower.packing import pack, unpack
 from exitflow.runs.training import train
+from exitflow.tensors import pack, unpack
 from tests.small import image_dataset, task_of, tiny_system
 
 KINDS = ["fp16", "int8", "top-k"]

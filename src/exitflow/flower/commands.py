@@ -1,4 +1,4 @@
-"""The command lines of Flower's programs that we start, and its app.
+"""How we call Flower: the command lines of its programs, their settings, and its own command line in one process.
 
 TLS always, and a key for every node, on loopback too: there is one way in which a federation runs. The SuperLink
 leaves it to others to run the ServerApp (`--isolation process`); whoever trains does so with a SuperExec beside the
@@ -8,6 +8,8 @@ training, and proves with a shared secret that it may.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,14 @@ from exitflow import __version__
 
 SERVER_APP = "exitflow.flower.server_app:app"
 CLIENT_APP = "exitflow.flower.client_app:app"
+CONNECTION = "exitflow"  # the name of our SuperLink in Flower's configuration
+
+QUIET = {  # nothing of Flower's or Ray's may call out
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 def superlink(folder: Path, *, host: str, port: int, database: Path | None) -> list[str]:
@@ -51,3 +61,39 @@ def write_app(folder: Path, config: dict[str, Any]) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(tomli_w.dumps(table))
+
+
+def write_connection(home: Path, address: str, certificates: Path) -> None:
+    """Tell Flower's command line where our SuperLink is."""
+    home.mkdir(parents=True, exist_ok=True)
+    connection = {"address": address, "root-certificates": str(certificates.resolve())}
+    table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    (home / "config.toml").write_text(tomli_w.dumps(table))
+
+
+def environment(home: Path) -> dict[str, str]:
+    """For every process of Flower's that we start."""
+    programs = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath)
+    return {
+        **os.environ,
+        **QUIET,
+        "FLWR_HOME": str(home),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+        "PATH": f"{programs}{os.pathsep}{path}",
+    }
+
+
+def main() -> None:
+    """Run the commands that the first argument lists, as JSON; the first that fails ends it with what it said."""
+    import click
+    from flwr.cli.app import app
+
+    request = json.loads(sys.argv[1])
+    for command in request["commands"]:
+        try:
+            app(command, standalone_mode=False)
+        except click.ClickException as error:
+            problem = " ".join(error.format_message().split())
+            if not request["tolerate"] or request["tolerate"] not in problem:
+                sys.exit(problem)

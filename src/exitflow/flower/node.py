@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from exitflow.config import parse_toml, read_toml
+from exitflow.config import parse_toml
 from exitflow.data.sources import load_dataset
 from exitflow.errors import ConfigError, TrainingError
 from exitflow.federated.local import LocalTrainer
-from exitflow.flower import command_lines
-from exitflow.flower.deployment import read_address, working_folder
+from exitflow.flower import commands
+from exitflow.flower.folders import node_of, read_address
 from exitflow.flower.frames import Header
-from exitflow.flower.programs import Programs
+from exitflow.flower.keys import CA, public_key_in
+from exitflow.flower.programs import Program, Programs, working_folder
+from exitflow.flower.roll_call import calling
 from exitflow.flower.worker import Worker, serve
 from exitflow.free_ports import free_ports
 from exitflow.models.specs import factories
@@ -24,6 +27,13 @@ from exitflow.system.assembly import Assembly
 from exitflow.system.system import System, decode_system, load_resolved
 
 AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
+UNKNOWN_TO_SERVER = 5  # times in a row that a server must not know our key: it registers keys when it has started
+
+NEW_KEY = (
+    "take the folder that `federation init` wrote for it, or put its node.pub into server/nodes and start that anew"
+)
+
+log = logging.getLogger("exitflow.federation")
 
 
 class NodeTrainers:
@@ -67,9 +77,10 @@ class NodeTrainers:
         return Assembly(system, dataset).trainer(states, num_steps=num_steps, only=self._node)
 
 
-def run_node(folder: Path, *, data_dir: str | None, tell: Callable[[str], None]) -> None:
+def run_node(folder: Path, *, data_dir: str | None) -> None:
     """Serve the federation as the node that `folder` was written for, until told to end."""
-    node = node_of(folder)
+    node, address = node_of(folder), read_address(folder)
+    supernode = SuperNode(node, address, folder / CA, public_key_in(folder))
     own = load_resolved(folder / "system.toml")
     trainers = NodeTrainers(node, folder / "states", data_dir, factories(own.model))
     _check_data(folder, trainers)
@@ -80,20 +91,25 @@ def run_node(folder: Path, *, data_dir: str | None, tell: Callable[[str], None])
         programs = Programs(work, logs=folder / "logs")
         try:
             (port,) = free_ports(1)
-            command = command_lines.supernode(folder.resolve(), read_address(folder), port=port, worker=work / "worker")
+            command = commands.supernode(folder.resolve(), address, port=port, worker=work / "worker")
             failures: list[Exception] = []
+            log.info("node %r has its data, and looks for the server at %s", node, address)
 
             def keep_running() -> None:
                 try:
-                    _keep_running(programs, command, tell)
-                except Exception as error:  # then nothing would ever come
+                    supernode.keep_running(programs, command)
+                except ConfigError as error:
                     failures.append(error)
+                    os.write(end, b".")
+                except Exception as error:  # then nothing would ever come
+                    failures.append(TrainingError(f"Flower's SuperNode cannot be started: {error}"))
                     os.write(end, b".")
 
             threading.Thread(target=keep_running, daemon=True).start()
             serve(Worker(node, trainers), work / "worker", until_closed=lifeline)
             if failures:
-                raise TrainingError(f"Flower's SuperNode cannot be started: {failures[0]}")
+                raise failures[0]  # a sentence that says why this node can never take part
+            log.info("ended")
         finally:
             programs.stop()
 
@@ -106,26 +122,62 @@ def run_worker(node: str, socket: Path, *, states: Path, data_dir: str | None) -
     serve(Worker(node, NodeTrainers(node, states, data_dir)), socket, until_closed=lifeline)
 
 
-def node_of(folder: Path) -> str:
-    """The name of the node that `folder` was written for."""
-    node = read_toml(folder / "federation.toml").get("node") if (folder / "node.key").is_file() else None
-    if not isinstance(node, str):
-        problem = "is not a folder that `exitflow federation init` has written for a node"
-        raise ConfigError(problem, source=str(folder))
-    return node
-
-
 def _check_data(folder: Path, trainers: NodeTrainers) -> None:
     """Load the data once, so that what is wrong with them is said when the node starts."""
     trainers({"run": "check", "system": (folder / "system.toml").read_text(), "num_steps": 1})
 
 
-def _keep_running(programs: Programs, command: list[str], tell: Callable[[str], None]) -> None:
-    """Start the SuperNode again whenever it ends: the server may not be there yet, or may have been away."""
-    while not programs.stopped:
-        supernode = programs.start("supernode", command)
-        while supernode.poll(1.0) is None:
-            pass
-        if not programs.stopped:
-            tell(f"Flower's SuperNode ended: {supernode.last_words()}; trying again")
-            time.sleep(AGAIN)
+@dataclass
+class SuperNode:
+    """Flower's program that connects a node with the server, and what the log should know of it."""
+
+    node: str
+    address: str
+    authority: Path
+    public_key: str
+    connected: bool = False
+    unknown: int = 0  # times in a row that the server did not know the key
+
+    def keep_running(self, programs: Programs, command: list[str]) -> None:
+        """Start it again whenever it ends: the server may not be there yet, or may have been away."""
+        while not programs.stopped:
+            program = programs.start("supernode", command)
+            read = 0
+            while program.poll(1.0) is None:
+                read = self.tell(program, read)
+            if not programs.stopped:
+                self.tell(program, read)
+                self.connected = False
+                self.explain(program)
+                time.sleep(AGAIN)
+
+    def tell(self, program: Program, read: int) -> int:
+        """Tell the log what Flower's own log says of the connection since byte `read`; returns how far it is read."""
+        with program.log.open("rb") as file:
+            file.seek(read)
+            lines = file.read()
+        for line in lines.splitlines():
+            if not self.connected and (b"SuperNode ID:" in line or b"Connection successful" in line):
+                self.connected, self.unknown = True, 0
+                log.info("connected to the server at %s", self.address)
+            elif self.connected and b"Connection attempt failed" in line:
+                self.connected = False
+                log.warning("the server at %s does not answer; trying again", self.address)
+        return read + len(lines)
+
+    def explain(self, program: Program) -> None:
+        """Say why it has ended; a ConfigError where it can never work."""
+        words = program.last_words()
+        if "Failed to activate" in words:
+            with calling(self.address, self.authority) as roll_call:
+                present = roll_call()
+            known = [node for node in present or () if node.public_key == self.public_key]
+            self.unknown += present is not None and not known
+            if self.unknown >= UNKNOWN_TO_SERVER:
+                problem = f"the server at {self.address} knows no node with this key; {NEW_KEY}"
+                raise ConfigError(problem, source=str(self.authority.with_name("node.key")))
+            if present is not None and not known:
+                words = "the server knows no node with this key"
+            if any(node.connected for node in known):
+                words = "for the server this node is connected still; it will notice within a minute that it was away"
+        log.warning("Flower's SuperNode ended: %s; trying again", words)
