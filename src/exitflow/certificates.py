@@ -25,12 +25,12 @@ class Identity:
 
     @property
     def certificate_pem(self) -> bytes:
-        """For everybody."""
+        """The certificate, which everybody may see, in PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """For its owner alone."""
+        """The private key, which its owner alone may see, in PEM."""
         form = serialization.PrivateFormat.PKCS8
         return self.key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 

@@ -213,7 +213,7 @@ def check_choices(spec: Any) -> None:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """Of a Literal, alone or as one of several things, or in a tuple."""
+    """The values that a Literal allows, where it stands alone, as one of several types, or in a tuple."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) in (Union, types.UnionType, tuple):

@@ -52,7 +52,7 @@ class Npz:
             return self._checked_header(name, member)
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """The array `name`."""
+        """Read the array `name` from the file."""
         with self._open(name) as member:
             header = self._checked_header(name, member)
             array = np.empty(math.prod(header.shape), header.dtype)

@@ -30,7 +30,7 @@ def take(tensors: Tensors, slices: Slices) -> dict[str, Tensor]:
 
 
 def num_bytes(tensors: Tensors) -> int:
-    """Of all of them together."""
+    """How many bytes the elements of all tensors take together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 

@@ -47,7 +47,7 @@ class Evaluation:
     confidence: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The evaluation as values that JSON can hold."""
         exits = [
             {"exit": exit, "accuracy": on_all, "serve_rate": served.rate, "served_accuracy": served.accuracy}
             for exit, (on_all, served) in enumerate(zip(self.exit_accuracy, self.exits, strict=True), start=1)

@@ -117,7 +117,7 @@ def _add_number(sums: Tensors, covered: Slices, number: float) -> None:
 
 
 def _covering_weight(steps: Tensors, rule: Aggregation) -> dict[str, Tensor]:
-    """Of each element, the total weight of the exits that cover it."""
+    """The total weight of the exits that cover each element."""
     covering = _zeros(steps)
     for exit, exit_weight in enumerate(rule.exit_weights, start=1):
         _add_number(covering, rule.coverage(exit), float(exit_weight))

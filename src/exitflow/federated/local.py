@@ -163,7 +163,7 @@ class LocalTrainer:
         return GradientFigures(mean_variance * size / self.spec.batch_size, variance, variance + signal, loss)
 
     def _losses(self, place: _Workplace, batch: Split, exits: Sequence[int], objective: Objective) -> Tensor:
-        """Of each of `exits`."""
+        """The mean loss of each of `exits`."""
         inputs = self.data.preparation(batch.inputs, dtype=place.dtype, device=self.device)
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=place.layout)

@@ -33,7 +33,7 @@ class Distillation:
 
 
 def from_labels(logits: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
-    """Cross-entropy at each exit."""
+    """Every exit learns from the labels, by cross-entropy."""
     return [F.cross_entropy(each, labels) for each in logits]
 
 

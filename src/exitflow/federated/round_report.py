@@ -40,7 +40,7 @@ class RoundReport:
 
     @property
     def num_updates(self) -> int:
-        """How many updates count."""
+        """How many updates of this round count."""
         return len(self.tasks) - len(self.lost)
 
     @property

@@ -87,12 +87,12 @@ class ServerState:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers together."""
+        """Parameters and buffers in one dictionary."""
         return {**self.params, **self.buffers}
 
 
 class Backend(Protocol):
-    """Where local training happens."""
+    """Where nodes train: in this process, in others, on a cluster, or on machines of their own."""
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update | Missing]:
         """What came of each task, in the order of the tasks. An update is valid until the next one is asked for."""
@@ -101,4 +101,4 @@ class Backend(Protocol):
         """The figures of each (node, exit)."""
 
     def close(self) -> None:
-        """End what was started."""
+        """End whatever was started for this backend."""

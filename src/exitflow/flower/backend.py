@@ -68,7 +68,7 @@ class FlowerBackend:
             yield answer
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
-        """Of each (node, exit), measured on the node: only figures travel. NaN where none came that can be believed."""
+        """The figures of each (node, exit); the node measures them, and NaN stands for what cannot be believed."""
         jobs = [_Job(node, (exit,), {**self._common, "kind": "gradients", "exit": exit}) for node, exit in pairs]
         return [self._figures(job, reply) for job, reply in zip(jobs, self._in_order(state, jobs), strict=True)]
 

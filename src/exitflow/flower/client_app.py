@@ -29,7 +29,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Whatever is not training."""
+    """Answer a message that is not about training."""
     return _forward(message, context)
 
 

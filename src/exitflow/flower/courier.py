@@ -55,7 +55,7 @@ class Reply:
 
 
 class Courier(Protocol):
-    """Carries messages."""
+    """What carries messages between the training and the nodes."""
 
     def stations(self) -> list[Station]:
         """The nodes that are registered."""
@@ -162,16 +162,16 @@ class RelayCourier:
         return self._connection is not None
 
     def stations(self) -> list[Station]:
-        """What the ServerApp sees."""
+        """The nodes that the ServerApp sees."""
         return [Station(**station) for station in self._ask({"do": "stations"})["stations"]]
 
     def send(self, station: int, header: Mapping[str, Any], payload: bytes, *, seconds: float) -> str:
-        """Through the ServerApp."""
+        """Send a message through the ServerApp."""
         request = {"do": "send", "station": station, "header": header, "seconds": seconds}
         return str(self._ask(request, payload)["message"])
 
     def receive(self, messages: Collection[str]) -> list[Reply]:
-        """Through the ServerApp."""
+        """Receive replies through the ServerApp."""
         count = self._ask({"do": "receive", "messages": list(messages)})["count"]
         replies = []
         for _ in range(count):
@@ -180,7 +180,7 @@ class RelayCourier:
         return replies
 
     def close(self) -> None:
-        """End the ServerApp."""
+        """Let the ServerApp end, which it does when its connection is closed."""
         for end in (self._connection, self._listener):
             if end:
                 end.close()

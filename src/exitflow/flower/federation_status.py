@@ -51,12 +51,12 @@ class FederationStatus:
     training: TrainingStatus | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The status as values that JSON can hold."""
         return asdict(self)
 
 
 def federation_status(folder: Path, address: str) -> FederationStatus:
-    """Of the federation whose server has that folder."""
+    """How the federation is that meets at `address` and whose server has that folder."""
     with calling(address, folder / "ca.crt") as roll_call:
         present = roll_call()
     until = valid_until(folder)

@@ -107,7 +107,7 @@ WantedBy=multi-user.target
 
 
 def read_address(folder: Path) -> str:
-    """Of the SuperLink, as `init` was told."""
+    """Where the SuperLink is, as `init` was told."""
     return check_address(str(read_toml(folder / "federation.toml").get("superlink", "")))
 
 

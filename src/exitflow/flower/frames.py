@@ -19,7 +19,7 @@ _LENGTHS = struct.Struct("!IQ")  # of header and payload
 
 
 def send_frame(connection: socket.socket, header: Mapping[str, Any], payload: Buffer = b"") -> None:
-    """One message."""
+    """Write one message to a socket."""
     text = json.dumps(header).encode()
     connection.sendall(_LENGTHS.pack(len(text), len(payload)) + text)
     connection.sendall(payload)

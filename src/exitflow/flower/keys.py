@@ -34,7 +34,7 @@ def write_authority(folder: Path) -> Identity:
 
 
 def read_authority(folder: Path) -> Identity:
-    """What `write_authority` wrote."""
+    """The authority that `write_authority` wrote."""
     try:
         key = serialization.load_pem_private_key(read_file(folder / AUTHORITY_KEY), password=None)
         certificate = x509.load_pem_x509_certificate(read_file(folder / CA))

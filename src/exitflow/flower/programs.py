@@ -111,7 +111,7 @@ class Programs:
             raise TrainingError(f"Flower's SuperLink refused: {program.last_words()}")
 
     def wait_for_port(self, host: str, port: int, *, patience: float = STARTING) -> None:
-        """Until somebody listens there."""
+        """Wait until somebody listens there."""
         give_up = time.monotonic() + patience
         while True:
             self.check()
@@ -128,12 +128,12 @@ class Programs:
 
     @property
     def pids(self) -> set[int]:
-        """Of all that were started."""
+        """The process ids of all programs that were started."""
         return {program.pid for program in self._running.values()}
 
     @property
     def preloaded_pid(self) -> int:
-        """Of the process that all are forked from."""
+        """The process id of what all programs are forked from."""
         return self._preloaded.pid
 
     def check(self) -> None:

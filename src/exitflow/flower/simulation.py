@@ -76,7 +76,7 @@ class LocalFederation:
         self.programs.start(f"node-{node}", self._commands[node])
 
     def worker_pid(self, node: str) -> int:
-        """Of the process that trains a node."""
+        """The id of the process that trains a node."""
         pid = self._workers[node].pid
         assert pid is not None
         return pid

@@ -70,7 +70,7 @@ class BoundInputs:
 
     @property
     def exit_samples(self) -> FloatArray:
-        """(E,) |S_{e,p}|."""
+        """(E,) the samples that train each exit, |S_{e,p}|."""
         return self.samples @ self.trained
 
     @property
@@ -128,7 +128,7 @@ class NoiseParts:
 
     @property
     def total(self) -> float:
-        """B."""
+        """All four parts of B together."""
         return self.noise + self.heterogeneity + self.drift + self.sampling
 
 
@@ -208,7 +208,7 @@ def _optimisation(inputs: BoundInputs, noise: float) -> float:
 
 
 def error_bound(inputs: BoundInputs, weights: FloatArray) -> ErrorBound:
-    """Theorem 1 under `weights`."""
+    """The terms of Theorem 1 for these weights."""
     parts = noise_parts(inputs, weights)
     return ErrorBound(
         generalisation_error(inputs, weights), bias_error(inputs, weights), _optimisation(inputs, parts.total), parts
@@ -222,7 +222,7 @@ def least_generalisation(inputs: BoundInputs) -> FloatArray:
 
 
 def least_bias(inputs: BoundInputs) -> FloatArray:
-    """Lambda (Sec. 3.4)."""
+    """The weights Lambda, under which the bias is 0 (Sec. 3.4)."""
     return _shares(inputs.serve_share)
 
 

@@ -32,11 +32,11 @@ class ErrorTerms:
 
     @property
     def total(self) -> float:
-        """All four."""
+        """The sum of the four terms."""
         return self.generalisation + self.bias + self.noise + self.sampling
 
     def to_json(self) -> dict[str, float]:
-        """Plain values."""
+        """The terms and their sum as values that JSON can hold."""
         return {**vars(self), "total": self.total}
 
 
@@ -51,7 +51,7 @@ class WeightCosts:
     sampling: FloatArray  # (E,) for each unit of weight squared
 
     def terms(self, weights: FloatArray) -> ErrorTerms:
-        """What `weights` cost."""
+        """What these weights cost, term by term."""
         return ErrorTerms(
             generalisation=float(self.generalisation @ weights),
             bias=self.bias * total_variation(weights, self.serve_share),

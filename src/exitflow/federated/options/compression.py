@@ -34,7 +34,7 @@ class Compression:
 
     @staticmethod
     def of(spec: FederationSpec) -> Compression | None:
-        """As the user chose."""
+        """The compression that a [federation] table asks for; None where it asks for none."""
         return None if spec.compression == "none" else Compression(spec.compression, spec.top_k_fraction)
 
     @property

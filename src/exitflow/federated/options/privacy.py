@@ -114,7 +114,7 @@ def changes(update: Update, before: Tensors) -> Update:
 
 @dataclass(frozen=True)
 class PrivacyLoss:
-    """Of the rounds so far."""
+    """What the rounds so far may have told about a node, as (epsilon, delta)."""
 
     epsilon: float  # if everyone knows which nodes took part in which round
     epsilon_secret_sampling: float  # if nobody does; nodes know of themselves, so this is against outsiders

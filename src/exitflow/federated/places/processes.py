@@ -57,13 +57,13 @@ class ProcessesBackend:
             yield Update(task, delta, buffers, **{**reply, "losses": tuple(reply["losses"])})
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
-        """Of each (node, exit)."""
+        """The figures of each (node, exit), measured by the workers."""
         self._shared.broadcast(state)
         jobs = [{"kind": "gradients", "node": node, "exit": exit} for node, exit in pairs]
         return [GradientFigures(**reply) for _, reply in self._in_order(jobs)]
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and wait until they have ended."""
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:

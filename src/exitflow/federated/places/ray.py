@@ -55,7 +55,7 @@ class RayBackend:
             yield Update(task, _tensors(delta), _tensors(buffers), **figures)
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
-        """Of each (node, exit)."""
+        """The figures of each (node, exit), measured by the workers."""
         shared = ray.put((_arrays(state.params), _arrays(state.buffers)))
         return list(self._in_order([(node, "gradients", (shared, node, exit)) for node, exit in pairs]))
 

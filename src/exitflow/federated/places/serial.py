@@ -9,7 +9,7 @@ from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 
 
 class SerialBackend:
-    """The plainest backend."""
+    """Nodes train one after the other in this process: what all other backends must agree with."""
 
     def __init__(self, trainer: LocalTrainer) -> None:
         self._trainer = trainer
@@ -19,8 +19,8 @@ class SerialBackend:
         return (self._trainer.train(state, task) for task in tasks)
 
     def measure_gradients(self, state: ServerState, pairs: Sequence[tuple[str, int]]) -> list[GradientFigures]:
-        """Of each (node, exit)."""
+        """The figures of each (node, exit), measured one after the other."""
         return [self._trainer.measure_gradients(state, node, exit) for node, exit in pairs]
 
     def close(self) -> None:
-        """Nothing was started."""
+        """There is nothing to end, as nothing was started."""
