@@ -49,7 +49,8 @@ def _system(kind: str) -> System:
         return load_system("paper-7:80-15-5", ["training.weighting=serving-rate", "training.local_steps=5"])
     jobs = distinct_trainings([TABLES["table1"]], [9], "small", ["cifar10"])
     small = next(job.system for job in jobs if "serving-rate_80-15-5" in job.name)
-    return replace(small, training=replace(small.training, momentum_between_rounds="reset"))  # clients keep none
+    optimiser = replace(small.training.optimiser, momentum_between_rounds="reset")  # clients keep none
+    return replace(small, training=replace(small.training, optimiser=optimiser))
 
 
 @functools.cache
@@ -102,7 +103,8 @@ def _trained_plainly(kind: str, tensors: dict[str, Tensor], task: Task) -> tuple
     network = _network(kind, task.deepest)
     network.load_state_dict(tensors, strict=False)  # PyTorch adds counters that our norms do without
     rate = trainer.schedule(task.round, 0)
-    optimizer = torch.optim.SGD(network.parameters(), rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    momentum, decay = spec.optimiser.momentum, spec.optimiser.weight_decay
+    optimizer = torch.optim.SGD(network.parameters(), rate, momentum=momentum, weight_decay=decay)
     num_samples = len(trainer.data.indices[task.node])
     batches = trainer.data.batches(task.node, min(spec.batch_size, num_samples), seed=task.seed)
     for _ in range(trainer.num_steps):

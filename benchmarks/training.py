@@ -62,7 +62,7 @@ def _bare_rounds(assembly: Assembly) -> Iterator[None]:
         for node in assembly.system.topology.nodes:
             network = networks[node.exit]
             optimizer = torch.optim.SGD(
-                network.parameters(), lr=0.1, momentum=spec.momentum, weight_decay=spec.weight_decay
+                network.parameters(), lr=0.1, momentum=spec.optimiser.momentum, weight_decay=spec.optimiser.weight_decay
             )
             size = min(spec.batch_size, assembly.samples[node.name])
             for step in range(assembly.num_steps):

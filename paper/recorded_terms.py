@@ -13,7 +13,7 @@ import numpy as np
 from exitflow.errors import RunError, TrainingError
 from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.sampling import probability_matrix
-from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
+from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, bound_min
 from exitflow.report.series import Training
 from exitflow.theory.error_costs import ErrorTerms, calibrated_costs
 
@@ -26,7 +26,8 @@ def recorded_terms(training: Training, weightings: Iterable[str]) -> dict[str, E
         profile = _measured_profile(training)
         assert profile.bound is not None
         costs, last = calibrated_costs(profile.bound), profile.num_rounds
-        return {name: costs.terms(WEIGHTINGS[name](profile, last)) for name in weightings}
+        known = {**WEIGHTINGS, "bound-min": bound_min}
+        return {name: costs.terms(known[name](profile, last)) for name in weightings}
     except (ArithmeticError, AttributeError, LookupError, TrainingError, TypeError, ValueError):
         raise RunError(f"{training.name}: its profile is not as exitflow writes it; restore it") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from exitflow.data.dataset import Dataset, Preparation, Split
 from exitflow.federated.local import LocalTrainer, NodeData
 from exitflow.federated.schedules import make_schedule
-from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.training_spec import ObjectiveSpec, OptimiserSpec, ScheduleSpec, TrainingSpec
 from exitflow.federated.types import ServerState, Task
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.system.system import System, load_system
@@ -73,6 +73,19 @@ class NestedLinear(NestedModel):
     def submodel(self, *exits: int) -> nn.Module:
         sizes = {exit: self.sizes[exit - 1] for exit in exits}
         return SlicedLinear(sizes, len(self.bias)).to(self.weight.dtype)
+
+
+def training(**changes: object) -> TrainingSpec:
+    """What is not said is plain SGD at a constant rate; `schedule` and `objective` are names, and the other keys of
+    their tables and of the optimiser's stand beside the rest."""
+    given = {"schedule": "constant", "momentum": 0.0, "weight_decay": 0.0, **changes}
+    tables = {"schedule": ScheduleSpec, "optimiser": OptimiserSpec, "objective": ObjectiveSpec}
+    parts = {}
+    for table, kind in tables.items():
+        known = {item.name for item in fields(kind)} & given.keys()
+        named = {"name": given.pop(table)} if table in given else {}
+        parts[table] = kind(**named, **{key: given.pop(key) for key in known})
+    return TrainingSpec(**parts, **given)
 
 
 def initial_state(model: NestedModel) -> ServerState:

@@ -29,6 +29,7 @@ LAYERS = (
     "npz",
     "logs",
     "free_ports",
+    "parts",
     "config",
     "files",
     "seeds",

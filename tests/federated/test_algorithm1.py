@@ -15,11 +15,11 @@ from exitflow.federated.loop import run_rounds
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.sampling import sample_tasks
-from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.schedules import theorem
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.nested import EarlyExitNetwork
 from tests.oracles import algorithm1
-from tests.small import NestedLinear, gaussian_split, initial_state, linear_trainer
+from tests.small import NestedLinear, gaussian_split, initial_state, linear_trainer, training
 
 NODES = ["device-0", "device-1", "edge-0"]
 HELD = {"device-0": list(range(12)), "device-1": list(range(12, 20)), "edge-0": list(range(20, 40))}
@@ -64,21 +64,18 @@ def make_plan(model, probabilities, spec, weights=(0.7, 0.3)):
 def test_the_loop_equals_the_literal_algorithm(make_model, radius, probabilities):
     model, split = make_model(), gaussian_split(40, 5, 3)
     probabilities = np.array(probabilities, dtype=float)
-    spec = TrainingSpec(
+    spec = training(
+        schedule="cosine",
         rounds=4,
         batch_size=5,
         learning_rate=0.3,
-        momentum=0.0,
-        weight_decay=0.0,
         server_step="paper",
-        server_learning_rate=0.9,
-        projection_radius=radius,
         local_exits="one",
         seed=3,
     )
     num_steps = 3
     trainer = linear_trainer(model, split, HELD, spec, num_steps)
-    plan = make_plan(model, probabilities, spec)
+    plan = replace(make_plan(model, probabilities, spec), server_learning_rate=0.9, projection_radius=radius)
     *_, (state, _) = run_rounds(plan, initial_state(model), SerialBackend(trainer))
 
     tasks = {t: sample_tasks(NODES, probabilities, round=t, seed=3) for t in range(1, 5)}
@@ -121,7 +118,7 @@ def test_all_exits_at_once_is_one_step_down_the_gradient_of_the_weighted_loss(ma
     model, split, rate = make_model(), gaussian_split(40, 5, 3), 0.3
     weights, depth = (0.7, 0.3), {"device-0": 1, "device-1": 1, "edge-0": 2}
     probabilities = participation * np.array([[1.0, 0], [1, 0], [1, 1]])
-    spec = TrainingSpec(batch_size=20, learning_rate=rate, schedule="constant", momentum=0.0, weight_decay=0.0)
+    spec = training(batch_size=20, learning_rate=rate)
     spec = replace(spec, server_step="paper", rounds=1, local_exits="all")
     trainer = linear_trainer(model, split, HELD, spec, 1)
     plan = make_plan(model, probabilities, spec, weights)
@@ -177,19 +174,16 @@ def test_on_a_convex_problem_it_reaches_the_minimiser_of_the_weighted_loss(proba
     split, l2 = gaussian_split(40, 5, 3, seed=1), 0.3
     model = NestedLinear((2, 5), 3).double()
     smoothness = float(split.inputs.square().sum(1).max() + 1) / 2 + l2  # of softmax cross-entropy on these inputs
-    spec = TrainingSpec(
+    spec = training(
         rounds=700,
         batch_size=8,
-        schedule="theorem",
-        strong_convexity=l2,
-        smoothness=smoothness,
-        momentum=0.0,
         weight_decay=l2,
         server_step="paper",
         local_exits="one",
     )
     num_steps = 4
     trainer = linear_trainer(model, split, HELD, spec, num_steps)
+    trainer = replace(trainer, schedule=theorem(l2, smoothness, num_steps))
     plan = make_plan(model, np.array(probabilities, dtype=float), spec)
     start = initial_state(model)
     distances, gaps = [], []

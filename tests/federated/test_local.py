@@ -15,7 +15,7 @@ from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import ServerState, Task
 from exitflow.models.build import build_model
 from exitflow.models.specs import EarlyExitResNet
-from tests.small import NestedLinear, gaussian_split, image_dataset, initial_state, linear_trainer
+from tests.small import NestedLinear, gaussian_split, image_dataset, initial_state, linear_trainer, training
 
 
 def image_trainer(spec, num_steps, *, dtype=torch.float64, rows=16):
@@ -30,7 +30,7 @@ def image_trainer(spec, num_steps, *, dtype=torch.float64, rows=16):
 def test_the_local_gradient_agrees_with_finite_differences(exit):
     """One step without momentum is minus the learning rate times the gradient of the exit's loss."""
     rate, size = 1e-3, 16
-    spec = TrainingSpec(schedule="constant", learning_rate=rate, momentum=0.0, weight_decay=0.0, batch_size=size)
+    spec = training(learning_rate=rate, momentum=0.0, weight_decay=0.0, batch_size=size)
     model, trainer = image_trainer(spec, 1)
     state = initial_state(model)
     update = trainer.train(state, Task(1, "node", (exit,), (1.0,), 1.0, seed=5))
@@ -62,7 +62,7 @@ def test_the_local_gradient_agrees_with_finite_differences(exit):
 @pytest.mark.parametrize("decay", [0.0, 5e-4])
 def test_steps_are_those_of_pytorchs_sgd_to_the_bit(momentum, decay):
     steps, rate = 4, 0.1
-    spec = TrainingSpec(schedule="constant", learning_rate=rate, momentum=momentum, weight_decay=decay, batch_size=4)
+    spec = training(learning_rate=rate, momentum=momentum, weight_decay=decay, batch_size=4)
     model, trainer = image_trainer(spec, steps, dtype=torch.float32)
     update = trainer.train(initial_state(model), Task(1, "node", (2,), (1.0,), 1.0, seed=5))
     layout = trainer._workplace(2).layout
@@ -90,7 +90,7 @@ def literal_sgd(weights, gradient, num_steps, rate, momentum, decay, velocity=No
 def test_momentum_is_reset_or_kept_between_rounds(tmp_path, between_rounds):
     split = gaussian_split(12, 4, 2)
     model = NestedLinear((2, 4), 2).double()
-    spec = TrainingSpec(schedule="constant", learning_rate=0.1, momentum=0.9, weight_decay=0.01, batch_size=3)
+    spec = training(learning_rate=0.1, momentum=0.9, weight_decay=0.01, batch_size=3)
     trainer = linear_trainer(model, split, {"node": list(range(12))}, spec, 3)
     if between_rounds == "keep":
         object.__setattr__(trainer, "states", NodeStates(tmp_path))
@@ -118,7 +118,7 @@ def test_momentum_is_reset_or_kept_between_rounds(tmp_path, between_rounds):
 def test_a_repeated_round_begins_with_the_momentum_it_began_with_before(tmp_path):
     split = gaussian_split(12, 4, 2)
     model = NestedLinear((2, 4), 2).double()
-    spec = TrainingSpec(schedule="constant", momentum=0.9, batch_size=3)
+    spec = training(momentum=0.9, weight_decay=5e-4, batch_size=3)
     trainer = linear_trainer(model, split, {"node": list(range(12))}, spec, 2)
     object.__setattr__(trainer, "states", NodeStates(tmp_path))
     state = initial_state(model)

@@ -7,7 +7,7 @@ import pytest
 from exitflow.errors import TrainingError
 from exitflow.federated.measuring import GradientTable, exit_means, measure_gradients, measured_profile
 from exitflow.federated.schedules import make_schedule
-from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.training_spec import OptimiserSpec, TrainingSpec
 from exitflow.federated.types import GradientFigures
 from exitflow.federated.weighting import ExitProfile
 from exitflow.theory.estimates import curvature_of_rate
@@ -65,9 +65,8 @@ def test_a_table_survives_json_to_the_bit():
     ],
 )
 def test_the_bound_gets_what_was_measured_and_the_last_rate_of_the_training(kept, gain):
-    spec = TrainingSpec(
-        rounds=100, learning_rate=0.1, momentum=0.9, momentum_between_rounds=kept, server_learning_rate=0.5
-    )
+    optimiser = OptimiserSpec(momentum=0.9, momentum_between_rounds=kept)
+    spec = TrainingSpec(rounds=100, learning_rate=0.1, optimiser=optimiser)
     bound = measured_profile(PROFILE, TABLE, num_parameters=[5, 9], spec=spec, num_steps=8).bound
     assert bound.gradient_variance[:2, 0].tolist() == [10.0, 40.0]
     assert bound.gradient_variance[2, 0] == pytest.approx(17.5)  # could not measure: as the others
@@ -75,12 +74,12 @@ def test_the_bound_gets_what_was_measured_and_the_last_rate_of_the_training(kept
     assert bound.gradient_bound[2, 0] == pytest.approx(11 * 1.75)
     assert bound.loss_bound == pytest.approx(2.7)
     assert bound.pseudo_dimension.tolist() == [5, 9]
-    last = 0.5 * gain * make_schedule(spec, 8)(100, 7)
+    last = gain * make_schedule(spec, 8)(100, 7)
     assert bound.smoothness == bound.strong_convexity == pytest.approx(curvature_of_rate(last, 100, 8))
-    assert (bound.num_rounds, bound.num_steps, bound.server_learning_rate) == (100, 8, 1.0)  # eta_s is in the rate
+    assert (bound.num_rounds, bound.num_steps, bound.server_learning_rate) == (100, 8, 1.0)
 
 
-def test_curvature_that_the_training_names_is_used():
-    spec = TrainingSpec(schedule="theorem", strong_convexity=0.1, smoothness=3.0)
-    bound = measured_profile(PROFILE, TABLE, num_parameters=[5, 9], spec=spec, num_steps=8).bound
+def test_curvature_that_is_known_is_used():
+    known = {"num_parameters": [5, 9], "spec": TrainingSpec(), "num_steps": 8}
+    bound = measured_profile(PROFILE, TABLE, **known, curvature=(3.0, 0.1)).bound
     assert (bound.smoothness, bound.strong_convexity) == (3.0, 0.1)

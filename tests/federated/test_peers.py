@@ -8,18 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+from exitflow.config import decode
 from exitflow.errors import ConfigError
 from exitflow.federated.loop import run_rounds
 from exitflow.federated.objectives import make_objective
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.sampling import step_exits
-from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.training_spec import DistillationSpec, TrainingSpec
 from exitflow.federated.types import Task
 from exitflow.federated.weighting import ExitProfile, linear_depth
 from exitflow.models.nested import EarlyExitNetwork
 from tests.oracles import peers
-from tests.small import NestedLinear, gaussian_split, initial_state, linear_trainer
+from tests.small import NestedLinear, gaussian_split, initial_state, linear_trainer, training
 
 RATE, STEPS, SIZE = 0.2, 3, 5
 DATA = gaussian_split(40, 5, 3)
@@ -41,8 +42,7 @@ def in_width():
 
 
 def spec_with(**changes):
-    plain = {"schedule": "constant", "learning_rate": RATE, "momentum": 0.0, "weight_decay": 0.0}
-    return TrainingSpec(**{**plain, "batch_size": SIZE, "server_step": "node-mean", **changes})
+    return training(**{"learning_rate": RATE, "batch_size": SIZE, "server_step": "node-mean", **changes})
 
 
 def plan_of(model, spec, exits=(1, 2, 3)):
@@ -70,7 +70,7 @@ def check_steps(model, spec, round, node, literal):
     ]
     trained = {name: value for name, value in start.params.items() if name in update.delta}
     rest = {name: value for name, value in start.params.items() if name not in update.delta}
-    after = peers.local_sgd(_Frozen(model, rest), trained, losses, RATE, spec.proximal_weight)
+    after = peers.local_sgd(_Frozen(model, rest), trained, losses, RATE, spec.objective.proximal_weight)
     for name, part in model.coverage(*task.exits).items():
         expected = (after[name] - start.params[name])[part]
         torch.testing.assert_close(update.delta[name], expected, rtol=1e-9, atol=1e-12)
@@ -118,7 +118,7 @@ def test_depthfl_lets_all_exits_of_a_node_teach_each_other(make_model, node, exi
         local_exits="all",
         joint_loss="sum",
         objective="mutual",
-        distillation_ramp=0.5,
+        distillation=DistillationSpec(ramp=0.5),
         proximal_weight=proximal_weight,
     )
 
@@ -143,9 +143,7 @@ def test_scalefl_weighs_exits_by_depth_and_lets_the_deepest_teach(
         local_exits="all",
         joint_loss="mean",
         objective="from-deepest",
-        distillation_weight=0.4,
-        distillation_temperature=3.0,
-        distillation_start=0.25,
+        distillation=DistillationSpec(weight=0.4, temperature=3.0, start=0.25),
         proximal_weight=proximal_weight,
     )
 
@@ -230,16 +228,19 @@ def test_one_exit_alone_has_nobody_to_learn_from():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"proximal_weight": -1.0}, "proximal_weight: must be from 0 to 1e+30, got -1.0"),
-        ({"distillation_temperature": 0.0}, "distillation_temperature: must be above 0"),
-        ({"distillation_start": 1.5}, "distillation_start: must be from 0 to 1, got 1.5"),
-        ({"distillation_ramp": -0.5}, "distillation_ramp: must be from 0 to 1"),
-        ({"objective": "soft-labels", "distillation_weight": 2.0}, "is the share of the soft labels here, 0 to 1"),
-        ({"exit_weights": (0.0, 0.0)}, "exit_weights: must be 0 or more, and not all 0"),
+        ({"objective": {"proximal_weight": -1.0}}, "objective.proximal_weight: must be from 0 to 1e+30, got -1.0"),
+        ({"distillation": {"temperature": 0.0}}, "distillation.temperature: must be above 0"),
+        ({"distillation": {"start": 1.5}}, "distillation.start: must be from 0 to 1, got 1.5"),
+        ({"distillation": {"ramp": -0.5}}, "distillation.ramp: must be from 0 to 1"),
+        (
+            {"objective": {"name": "soft-labels"}, "distillation": {"weight": 2.0}},
+            "distillation.weight: is the share of the soft labels here, 0 to 1",
+        ),
+        ({"exit_weights": [0.0, 0.0]}, "exit_weights: must be 0 or more, and not all 0"),
         ({"local_exits": "each-step", "help_probability": 0.2}, "help_probability: is about which one exit"),
     ],
 )
 def test_what_is_not_possible_is_refused_with_a_sentence(fields, sentence):
     with pytest.raises(ConfigError) as caught:
-        TrainingSpec(**fields)
+        decode(TrainingSpec, fields)
     assert sentence in str(caught.value)

@@ -53,6 +53,7 @@ name = "own"
 weighting = "serving-rate"
 rounds = 2
 batch_size = 8
+[training.optimiser]
 momentum_between_rounds = "keep"
 [federation]
 deadline = 60

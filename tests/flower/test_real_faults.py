@@ -69,7 +69,7 @@ class WithoutSome:
 class Stage:
     def __init__(self, folder):
         self.folder = folder
-        self.assembly = Assembly(tiny_system("training.momentum_between_rounds=keep"), image_dataset(96))
+        self.assembly = Assembly(tiny_system("training.optimiser.momentum_between_rounds=keep"), image_dataset(96))
         self.trainer = self.assembly.trainer(folder / "run" / "nodes")
         self.state = self.assembly.initial_state()
         self.federation = LocalFederation(NODES, lambda header: Puppet(self.trainer, folder))

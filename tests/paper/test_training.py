@@ -49,7 +49,7 @@ def test_where_the_data_lie_and_whether_it_says_how_exits_answer_do_not():
 
 def test_a_key_at_its_default_makes_no_difference_so_that_keys_can_be_added():
     system = load_system(PRESET)
-    given = load_system(PRESET, [f"training.momentum={system.training.momentum}"])
+    given = load_system(PRESET, [f"training.optimiser.momentum={system.training.optimiser.momentum}"])
     assert system_digest(given) == system_digest(system)
 
 

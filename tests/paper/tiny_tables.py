@@ -17,7 +17,11 @@ from tests.small import TINY
 
 ROWS = tuple(Row(name, name) for name in ("equal-weight", "flops-prop", "serving-rate"))
 TABLE = Table("tiny", "A tiny table", ROWS, settings=("80-15-5", "33-33-33"), published="table1-equal-partition")
-SHORT = ("training.momentum_between_rounds=reset", "training.warmup_rounds=0", "training.learning_rate=0.1")
+SHORT = (
+    "training.optimiser.momentum_between_rounds=reset",
+    "training.schedule.warmup_rounds=0",
+    "training.learning_rate=0.1",
+)
 DISTINCT = 3  # of 6 cells: serving-rate at 33-33-33 is equal-weight, which does not depend on the setting
 
 

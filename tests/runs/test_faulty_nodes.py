@@ -16,7 +16,10 @@ from tests.runs.cut_off import DATA, Stop, same_weights, stop_at
 from tests.small import tiny_system
 
 SYSTEM = tiny_system(
-    "federation.on_missing=reweight", "training.momentum_between_rounds=keep", "training.rounds=6", "training.seed=9"
+    "federation.on_missing=reweight",
+    "training.optimiser.momentum_between_rounds=keep",
+    "training.rounds=6",
+    "training.seed=9",
 )
 
 

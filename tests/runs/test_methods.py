@@ -10,6 +10,7 @@ import torch
 from exitflow.errors import ConfigError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.federated.sampling import sample_tasks
+from exitflow.federated.training_spec import DistillationSpec, ObjectiveSpec
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.specs import DepthWidthResNet, SeparateNetworks, SlimResNet
 from exitflow.runs.comparison import compare
@@ -32,7 +33,7 @@ BASE = tiny_system("training.rounds=2", "model.width=3")
 def test_a_method_leaves_equal_what_has_to_be_equal(name):
     system = apply_method(name, BASE)
     assert decode_system(tomllib.loads(system.to_toml())) == system
-    kept = ("rounds", "local_steps", "batch_size", "learning_rate", "momentum", "weight_decay", "seed")
+    kept = ("rounds", "local_steps", "batch_size", "learning_rate", "schedule", "optimiser", "seed")
     assert [getattr(system.training, key) for key in kept] == [getattr(BASE.training, key) for key in kept]
     assert [node.name for node in system.topology.nodes] == [node.name for node in BASE.topology.nodes]
     assert system.data.name == BASE.data.name
@@ -69,25 +70,17 @@ PLAIN = {
     "help_probability": 0.0,
     "sampling": {},
     "local_exits": "one",
-    "joint_loss": "element-mean",
-    "objective": "labels",
-    "distillation_weight": 1.0,
-    "distillation_temperature": 1.0,
-    "distillation_start": 0.0,
-    "distillation_ramp": 0.0,
-    "proximal_weight": 0.0,
+    "objective": ObjectiveSpec("labels", joint_loss="element-mean", proximal_weight=0.0),
+    "distillation": DistillationSpec(weight=1.0, temperature=1.0, start=0.0, ramp=0.0),
     "server_step": "sample-mean",
-    "server_learning_rate": 1.0,
 }
+SUM = ObjectiveSpec(joint_loss="sum")
 OURS = {"weighting": "auto", "local_exits": "all", "server_step": "coverage"}
 SCALEFL = {
     "weighting": "linear-depth",
     "local_exits": "all",
-    "joint_loss": "mean",
-    "objective": "from-deepest",
-    "distillation_weight": 0.05,
-    "distillation_temperature": 3.0,
-    "distillation_start": 0.25,
+    "objective": ObjectiveSpec("from-deepest", joint_loss="mean"),
+    "distillation": DistillationSpec(weight=0.05, temperature=3.0, start=0.25),
     "server_step": "node-mean",
 }
 EARLY_EXITS = {"family": "early-exit-resnet", "exit_blocks": (1, 2, 3), "heads": ("grid", "gap", "gap")}
@@ -96,22 +89,21 @@ DEFINITIONS = {  # what each method trains beside PLAIN, by its paper, and with 
     "exitflow": (OURS, EARLY_EXITS),
     "algorithm-1": ({"weighting": "serving-rate", "server_step": "paper"}, EARLY_EXITS),
     "fjord": ({"local_exits": "each-step"}, SLIM),
-    "fjord-kd": ({"local_exits": "each-step", "objective": "soft-labels"}, SLIM),
+    "fjord-kd": ({"local_exits": "each-step", "objective": ObjectiveSpec("soft-labels")}, SLIM),
     "heterofl": ({"server_step": "node-mean"}, SLIM | {"scaler": True}),
     "depthfl": (
         {
             "local_exits": "all",
-            "joint_loss": "sum",
-            "objective": "mutual",
-            "distillation_ramp": 0.3,
+            "objective": ObjectiveSpec("mutual", joint_loss="sum"),
+            "distillation": DistillationSpec(ramp=0.3),
             "server_step": "node-mean",
         },
         EARLY_EXITS,
     ),
     "scalefl": (SCALEFL, EARLY_EXITS | {"family": "depth-width", "widths": (1 / 3, 2 / 3, 1.0), "scaler": False}),
     "fedavg": ({}, {"family": "common", "exit": 1}),
-    "fedprox": ({"proximal_weight": 0.01}, {"family": "common", "exit": 1}),
-    "branchynet": ({"local_exits": "all", "joint_loss": "sum", "exit_weights": (1.0, 2.0, 3.0)}, EARLY_EXITS),
+    "fedprox": ({"objective": ObjectiveSpec(proximal_weight=0.01)}, {"family": "common", "exit": 1}),
+    "branchynet": ({"local_exits": "all", "objective": SUM, "exit_weights": (1.0, 2.0, 3.0)}, EARLY_EXITS),
     "local-only": ({}, {"family": "separate", "exits": (1, 1, 1, 1, 2, 2, 3)}),
     "all-local": (OURS, EARLY_EXITS),
     "all-cloud": (OURS, EARLY_EXITS),
@@ -127,19 +119,14 @@ def test_what_defines_a_method(name):
         model=replace(BASE.model, heads=("grid", "gap", "gap")),
         training=replace(
             BASE.training,
-            weighting="adaptive",
+            weighting="balanced-adj",
             exit_weights=(1.0, 2.0, 3.0),
             help_probability=0.1,
             sampling={node.name: (1 / node.exit,) * node.exit for node in BASE.topology.nodes},
             local_exits=None,
-            joint_loss="mean",
-            objective="mutual",
-            distillation_weight=0.7,
-            distillation_temperature=2.0,
-            distillation_start=0.1,
-            distillation_ramp=0.2,
+            objective=ObjectiveSpec("mutual", joint_loss="mean"),
+            distillation=DistillationSpec(weight=0.7, temperature=2.0, start=0.1, ramp=0.2),
             server_step="paper",
-            server_learning_rate=0.5,
         ),
     )
     system = apply_method(name, odd)
@@ -155,8 +142,8 @@ def test_what_defines_a_method(name):
 
 
 def test_the_proximal_term_of_the_system_stays_with_every_method():
-    held = tiny_system("training.proximal_weight=0.3")
-    assert {apply_method(name, held).training.proximal_weight for name in METHODS} == {0.3}
+    held = tiny_system("training.objective.proximal_weight=0.3")
+    assert {apply_method(name, held).training.objective.proximal_weight for name in METHODS} == {0.3}
 
 
 def test_a_family_that_fits_already_is_kept():

@@ -24,9 +24,11 @@ from exitflow.system.assembly import Assembly
 from tests.runs.cut_off import DATA, Stop, same_weights, stop_at, unfinished
 from tests.small import TINY, image_dataset, record_of, tiny_system
 
+BOUND_MIN = "training.weighting=exitflow.federated.weighting:bound_min"
+
 
 def test_what_was_measured_is_kept_and_not_measured_again(tmp_path, monkeypatch):
-    run = unfinished(tmp_path / "run", "training.weighting=bound-min")
+    run = unfinished(tmp_path / "run", BOUND_MIN)
     monkeypatch.setattr("exitflow.runs.training.measure_gradients", None)
     records = resume(run.path, dataset=DATA).records
     assert records[-1]["exit_weights"] == records[0]["exit_weights"]
@@ -35,11 +37,10 @@ def test_what_was_measured_is_kept_and_not_measured_again(tmp_path, monkeypatch)
 INTERRUPTED = {
     "plain": (),
     "help and partial participation": ("training.help_probability=0.2", "training.participation=0.7"),
-    "momentum kept": ("training.momentum_between_rounds=keep",),
+    "momentum kept": ("training.optimiser.momentum_between_rounds=keep",),
     "measured weighting": ("training.weighting=balanced-adj",),
-    "minimised bound": ("training.weighting=bound-min", "training.help_probability=0.2"),
-    "validated weighting": ("training.weighting=adaptive", "training.evaluate_every=1"),
-    "all exits at once": ("training.weighting=auto", "training.momentum_between_rounds=keep"),
+    "minimised bound": (BOUND_MIN, "training.help_probability=0.2"),
+    "all exits at once": ("training.weighting=auto", "training.optimiser.momentum_between_rounds=keep"),
     "an exit each step": ("training.local_exits=each-step", "federation.compression=int8"),
     "what compression lost": ("federation.compression=top-k", "federation.top_k_fraction=0.2"),
 }
@@ -60,7 +61,7 @@ def test_a_run_that_was_cut_off_ends_with_the_bits_of_an_uninterrupted_one(tmp_p
 
 @pytest.mark.parametrize("backend", ["serial", "processes"])
 def test_a_run_killed_with_sigkill_ends_with_the_bits_of_an_uninterrupted_one(tmp_path, backend):
-    overrides = [*TINY, "training.rounds=20", "training.momentum_between_rounds=keep"]
+    overrides = [*TINY, "training.rounds=20", "training.optimiser.momentum_between_rounds=keep"]
     system = tiny_system(*overrides)
     whole = train(system, tmp_path / "whole")
     command = [sys.executable, "-m", "exitflow", "train", "paper-7:80-15-5", "--out", str(tmp_path / "cut")]

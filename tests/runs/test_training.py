@@ -68,22 +68,14 @@ def test_the_profile_says_what_the_weighting_knew(tmp_path):
 
 
 def test_the_profile_of_bound_min_says_what_its_weights_cost(tmp_path):
-    run = train(tiny_system("training.weighting=bound-min"), tmp_path / "run", dataset=DATA)
+    run = train(
+        tiny_system("training.weighting=exitflow.federated.weighting:bound_min"), tmp_path / "run", dataset=DATA
+    )
     profile = json.loads((run.path / "profile.json").read_text())
     assert set(profile["error_terms"]) == {"generalisation", "bias", "noise", "sampling", "total"}
     assert profile["gradients"]["variance"][0][0] > 0
     assert profile["gradients"]["variance"][0][1:] == [None, None]  # a device trains exit 1 only
     assert all(record["exit_weights"] == run.records[0]["exit_weights"] for record in run.records)
-
-
-def test_adaptive_weighs_exits_by_the_wrong_answers_of_the_last_validation_as_served(tmp_path):
-    first, second, third = train(tiny_system("training.weighting=adaptive"), tmp_path / "run", dataset=DATA).records
-    shares = np.array([0.8, 0.15, 0.05])
-    assert first["exit_weights"] == pytest.approx(shares.tolist())
-    assert second["exit_weights"] == first["exit_weights"]
-    wrong = shares * (1 - np.array(second["validation"]["served_accuracy"]))
-    assert third["exit_weights"] == pytest.approx((wrong / wrong.sum()).tolist())
-    assert third["exit_weights"] != pytest.approx(shares.tolist(), abs=0.01)
 
 
 def test_the_seed_decides_everything(tmp_path):

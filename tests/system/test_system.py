@@ -94,7 +94,7 @@ def test_the_papers_presets_are_its_set_up():
     assert system.data.name == "cifar100"
     training = system.training
     assert (training.rounds, training.batch_size, training.learning_rate) == (100, 128, 0.1)
-    assert (training.momentum, training.weight_decay, training.server_step) == (0.9, 5e-4, "paper")
+    assert (training.optimiser.momentum, training.optimiser.weight_decay, training.server_step) == (0.9, 5e-4, "paper")
 
 
 TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
@@ -132,7 +132,10 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
             "model.blocks: each must be at least 1, and 1,000",
         ),
         (CAMPUS + "[model]\nstrides = [1, 2, 2, 1000]\n", "model.strides: one from 1 to 64"),
-        (CAMPUS + "[training]\nweight_decay = 1e300\n", "training.weight_decay: must be from 0 to 1e+30, got 1e+300"),
+        (
+            CAMPUS + "[training.optimiser]\nweight_decay = 1e300\n",
+            "training.optimiser.weight_decay: must be from 0 to 1e+30, got 1e+300",
+        ),
         (CAMPUS.replace("count = 4", "count = true"), "tiers[0].count: expected a whole number, got True"),
         (CAMPUS.replace("exit = 1", "exit = 1.0"), "tiers[0].exit: expected a whole number, got 1.0"),
         (
@@ -169,11 +172,17 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
         (CAMPUS + "[data]\nlayer_shares = [1, 2, 0]\n", "exit 3 has no data to train on"),
         (CAMPUS + "[training]\nweighting = 'serving'\n", "training.weighting: there is no weighting 'serving'"),
         (CAMPUS + "[training]\nrounds = 0\n", "training.rounds: must be from 1 to 1,000,000,000, got 0"),
-        (CAMPUS + "[training]\nmomentum = 1.0\n", "training.momentum: must be from 0 to below 1, got 1.0"),
+        (
+            CAMPUS + "[training.optimiser]\nmomentum = 1.0\n",
+            "training.optimiser.momentum: must be from 0 to below 1, got 1.0",
+        ),
         (CAMPUS + "[training]\nlearning_rate = nan\n", "training.learning_rate: must be above 0, up to 1e+30, got nan"),
         (CAMPUS + "[training]\nhelp_probability = 0.7\n", "training.help_probability: 0.7 for each of 2 lower exits"),
         (CAMPUS + "[training.sampling]\ndevice-0 = 'x'\n", "training.sampling.device-0: expected a list, got 'x'"),
-        (CAMPUS + "[training]\nschedule = 'theorem'\n", "training.schedule: 'theorem' needs strong_convexity"),
+        (
+            CAMPUS + "[training]\nrounds = 5\n[training.schedule]\nwarmup_rounds = 5\n",
+            "training.schedule.warmup_rounds: must",
+        ),
         (
             CAMPUS + "[[nodes]]\nname = 'x'\nexit = 1\nparents = ['edge-0']\n",
             "nodes[0].parents[0]: expected a table, got 'edge-0'",
@@ -276,3 +285,8 @@ def test_a_directory_or_bytes_are_no_system_file(tmp_path):
     (tmp_path / "y.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"y.toml: is not a text file in UTF-8"):
         load_system(tmp_path / "y.toml")
+
+
+def test_what_is_set_inside_a_table_of_a_preset_is_set_for_nobody_else():
+    assert load_system("paper-7", ["training.optimiser.momentum=0.5"]).training.optimiser.momentum == 0.5
+    assert load_system("paper-7").training.optimiser.momentum == 0.9

@@ -4,6 +4,8 @@ Exit 1 sees two of five features and exit 2 all, through one linear softmax with
 convex in *all* weights, as Assumption 4 asks. (Where an exit covers only a part of the network, it is not.)
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,11 +16,11 @@ from torch.nn import functional as F
 from exitflow.federated.loop import run_rounds
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.plan import TrainingPlan
-from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.schedules import theorem
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.theory.bound import BoundInputs, gradient_bounds, optimisation_error, statistical_heterogeneity
-from tests.small import gaussian_split, initial_state, linear_trainer
+from tests.small import gaussian_split, initial_state, linear_trainer, training
 
 NODES = ("device-0", "device-1", "edge-0")
 HELD = {"device-0": list(range(12)), "device-1": list(range(12, 20)), "edge-0": list(range(20, 40))}
@@ -141,23 +143,20 @@ class Problem:
 
     def gaps(self, seed, rounds):
         """F(w) - F* after each of `rounds`."""
-        spec = TrainingSpec(
+        spec = training(
             local_exits="one",
             rounds=max(rounds),
             batch_size=self.batch_size,
-            schedule="theorem",
-            strong_convexity=L2,
-            smoothness=self.smoothness,
-            momentum=0.0,
             weight_decay=L2,
             server_step="paper",
-            projection_radius=self.radius,
             seed=seed,
         )
         model = OneLinear()
         profile = ExitProfile(WEIGHTS, np.ones(2), SAMPLES, self.probabilities, spec.rounds)
         plan = TrainingPlan(NODES, profile, lambda profile, round: WEIGHTS, model.coverage, spec)
-        backend = SerialBackend(linear_trainer(model, SPLIT, HELD, spec, self.num_steps))
+        plan = replace(plan, projection_radius=self.radius)
+        trainer = linear_trainer(model, SPLIT, HELD, spec, self.num_steps)
+        backend = SerialBackend(replace(trainer, schedule=theorem(L2, self.smoothness, self.num_steps)))
         start = torch.tensor(self.start)
         with torch.no_grad():
             model.weight.copy_(start[:15].view(3, 5))

@@ -84,8 +84,6 @@ def _notes(result: Explanation) -> Iterator[str]:
     if left_out := [name for name in WEIGHTINGS if name not in result.weights]:
         reason = f": {result.why_left_out}" if result.why_left_out else ""
         yield f"Left out, because this system cannot be trained under them: {', '.join(left_out)}{reason}."
-    if "adaptive" in result.weights:
-        yield "adaptive begins with these weights, and follows the errors on validation data."
 
 
 def _why(result: Explanation) -> str:

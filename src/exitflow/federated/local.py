@@ -24,7 +24,7 @@ from exitflow.federated.objectives import Objective, from_labels, make_objective
 from exitflow.federated.options.compression import Compression
 from exitflow.federated.sampling import step_exits
 from exitflow.federated.schedules import Schedule
-from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.training_spec import OptimiserSpec, TrainingSpec
 from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import Coverage, NestedModel
@@ -88,7 +88,8 @@ class LocalTrainer:
         place.load(state)
         loss_weights = torch.tensor(task.loss_weights, dtype=place.dtype, device=self.device)
         reaching_weights = place.reaching_weights(loss_weights) if self.spec.averages_elements else []
-        received = [param.detach().clone() for param in place.params.values()] if self.spec.proximal_weight else []
+        proximal = self.spec.objective.proximal_weight
+        received = [param.detach().clone() for param in place.params.values()] if proximal else []
         objective = make_objective(self.spec, task.round)
         kept: dict[str, Tensor] = {}
         state_round = None
@@ -106,8 +107,8 @@ class LocalTrainer:
             for param, weight in zip(place.params.values(), reaching_weights, strict=False):
                 if param.grad is not None:  # a frozen one has none
                     param.grad.div_(weight)
-            place.pull_back(received, self.spec.proximal_weight)
-            place.descend(self.schedule(task.round, step), momentum, self.spec)
+            place.pull_back(received, proximal)
+            place.descend(self.schedule(task.round, step), momentum, self.spec.optimiser)
             total_losses[0, trained] += losses.detach()
             total_losses[1, trained] += 1
         if self.states and all_finite(momentum):
@@ -225,7 +226,7 @@ class _Workplace:
         return {name: torch.empty_like(param).copy_(tensors[name]) for name, param in params.items()}
 
     @torch.no_grad()
-    def descend(self, learning_rate: float, momentum: dict[str, Tensor], spec: TrainingSpec) -> None:
+    def descend(self, learning_rate: float, momentum: dict[str, Tensor], spec: OptimiserSpec) -> None:
         """A step of SGD, which uses up the gradients and keeps `momentum` up to date.
 
         To the bit as `torch.optim.SGD`, which would take seconds to load PyTorch's compiler into every process.

@@ -70,15 +70,29 @@ def exit_means(figures: FloatArray, samples: FloatArray) -> FloatArray:
 
 
 def measured_profile(
-    profile: ExitProfile, table: GradientTable, *, num_parameters: Sequence[int], spec: TrainingSpec, num_steps: int
+    profile: ExitProfile,
+    table: GradientTable,
+    *,
+    num_parameters: Sequence[int],
+    spec: TrainingSpec,
+    num_steps: int,
+    curvature: tuple[float, float] | None = None,
 ) -> ExitProfile:
-    """`profile` with the gradient variances of its exits and the inputs of Theorem 1."""
-    bound = _bound_inputs(profile, table, np.array(num_parameters, dtype=np.float64), spec, num_steps)
+    """`profile` with the gradient variances of its exits and the inputs of Theorem 1.
+
+    `curvature` is the theorem's (L, mu), where they are known.
+    """
+    bound = _bound_inputs(profile, table, np.array(num_parameters, dtype=np.float64), spec, num_steps, curvature)
     return replace(profile, gradient_variance=exit_means(table.mean_variance, profile.samples), bound=bound)
 
 
 def _bound_inputs(
-    profile: ExitProfile, table: GradientTable, num_parameters: FloatArray, spec: TrainingSpec, num_steps: int
+    profile: ExitProfile,
+    table: GradientTable,
+    num_parameters: FloatArray,
+    spec: TrainingSpec,
+    num_steps: int,
+    curvature: tuple[float, float] | None,
 ) -> BoundInputs:
     def complete(figures: FloatArray) -> FloatArray:
         """A node that could not measure is taken to be like the others."""
@@ -97,19 +111,16 @@ def _bound_inputs(
         probabilities=profile.probabilities,
         num_rounds=spec.rounds,
         num_steps=num_steps,
-        last_rate=schedule(spec.rounds, num_steps - 1) * _momentum_gain(spec, num_steps) * spec.server_learning_rate,
+        last_rate=schedule(spec.rounds, num_steps - 1) * _momentum_gain(spec, num_steps),
         joint_exits=spec.trains_all_exits,
     )
-    given = None
-    if spec.smoothness is not None and spec.strong_convexity is not None:
-        given = (spec.smoothness, spec.strong_convexity)
-    return estimated_inputs(measured, setup, given)
+    return estimated_inputs(measured, setup, curvature)
 
 
 def _momentum_gain(spec: TrainingSpec, num_steps: int) -> float:
     """How many times its own step a gradient moves the weights: 1 / (1 - momentum), less what ends with a round."""
-    momentum = spec.momentum
+    momentum = spec.optimiser.momentum
     whole = 1 / (1 - momentum)
-    if spec.momentum_between_rounds == "keep":
+    if spec.keeps_momentum:
         return whole
     return whole * (1 - momentum * (1 - momentum**num_steps) * whole / num_steps)  # a mean over the steps of a round

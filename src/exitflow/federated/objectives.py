@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.training_spec import DistillationSpec, TrainingSpec
 
 Objective = Callable[[Sequence[Tensor], Tensor], list[Tensor]]  # logits of exits that rise, labels -> their losses
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """How much, and how softly, exits learn from each other."""
-
-    weight: float = 1.0
-    temperature: float = 1.0
-
-    def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """T^2 KL(teacher || student), mean over the batch (Hinton et al., 2015)."""
-        learned = F.log_softmax(student / self.temperature, dim=1)
-        taught = F.log_softmax(teacher.detach() / self.temperature, dim=1)
-        return F.kl_div(learned, taught, reduction="batchmean", log_target=True) * self.temperature**2
+def distilled(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(teacher || student), mean over the batch (Hinton et al., 2015)."""
+    learned = F.log_softmax(student / temperature, dim=1)
+    taught = F.log_softmax(teacher.detach() / temperature, dim=1)
+    return F.kl_div(learned, taught, reduction="batchmean", log_target=True) * temperature**2
 
 
 def from_labels(logits: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
@@ -37,30 +30,36 @@ def from_labels(logits: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
     return [F.cross_entropy(each, labels) for each in logits]
 
 
-def mutual(logits: Sequence[Tensor], labels: Tensor, distillation: Distillation) -> list[Tensor]:
+def mutual(logits: Sequence[Tensor], labels: Tensor, how: DistillationSpec) -> list[Tensor]:
     """Labels, and the mean over all other exits (DepthFL: Kim et al., ICLR 2023)."""
     losses = from_labels(logits, labels)
     for index, student in enumerate(logits):
         teachers = [*logits[:index], *logits[index + 1 :]]
         for teacher in teachers:
-            losses[index] = losses[index] + distillation.weight / len(teachers) * distillation.loss(student, teacher)
+            losses[index] = losses[index] + how.weight / len(teachers) * distilled(student, teacher, how.temperature)
     return losses
 
 
-def from_deepest(logits: Sequence[Tensor], labels: Tensor, distillation: Distillation) -> list[Tensor]:
+def from_deepest(logits: Sequence[Tensor], labels: Tensor, how: DistillationSpec) -> list[Tensor]:
     """Labels, and the deepest exit (ScaleFL: Ilhan et al., CVPR 2023)."""
     *others, deepest = from_labels(logits, labels)
     taught = zip(others, logits[:-1], strict=True)
-    return [*(loss + distillation.weight * distillation.loss(each, logits[-1]) for loss, each in taught), deepest]
+    return [
+        *(loss + how.weight * distilled(each, logits[-1], how.temperature) for loss, each in taught),
+        deepest,
+    ]
 
 
-def soft_labels(logits: Sequence[Tensor], labels: Tensor, distillation: Distillation) -> list[Tensor]:
+def soft_labels(logits: Sequence[Tensor], labels: Tensor, how: DistillationSpec) -> list[Tensor]:
     """The deepest learns from labels; the share `weight` of what the others learn is its answer, instead of the labels
     (FjORD: Horvath et al., NeurIPS 2021, with a share of 1)."""
     *others, deepest = from_labels(logits, labels)
-    share = distillation.weight
+    share = how.weight
     taught = zip(others, logits[:-1], strict=True)
-    return [*((1 - share) * loss + share * distillation.loss(each, logits[-1]) for loss, each in taught), deepest]
+    return [
+        *((1 - share) * loss + share * distilled(each, logits[-1], how.temperature) for loss, each in taught),
+        deepest,
+    ]
 
 
 def _ramp(round: int, length: float) -> float:
@@ -73,9 +72,9 @@ _TAUGHT = {"mutual": mutual, "from-deepest": from_deepest, "soft-labels": soft_l
 
 def make_objective(spec: TrainingSpec, round: int) -> Objective:
     """The objective that `spec` names, in this round."""
-    if spec.objective == "labels" or round <= spec.distillation_start * spec.rounds:
+    distillation = spec.distillation
+    if spec.objective.name == "labels" or round <= distillation.start * spec.rounds:
         return from_labels
-    objective = _TAUGHT[spec.objective]
-    weight = spec.distillation_weight * _ramp(round, spec.distillation_ramp * spec.rounds)
-    distillation = Distillation(weight, spec.distillation_temperature)
-    return lambda logits, labels: objective(logits, labels, distillation)
+    objective = _TAUGHT[spec.objective.name]
+    ramped = replace(distillation, weight=distillation.weight * _ramp(round, distillation.ramp * spec.rounds))
+    return lambda logits, labels: objective(logits, labels, ramped)

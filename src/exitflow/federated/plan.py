@@ -27,6 +27,8 @@ class TrainingPlan:
     weighting: ExitWeighting
     coverage: Callable[..., Coverage]  # of any exits
     spec: TrainingSpec
+    server_learning_rate: float = 1.0  # eta_s
+    projection_radius: float | None = None  # W: the ball of this radius around 0
 
     def tasks(self, round: int, exit_weights: FloatArray) -> list[Task]:
         """N^(t): who trains which exits in a round."""
@@ -37,25 +39,19 @@ class TrainingPlan:
             round=round,
             seed=spec.seed,
             joint_weights=self._joint_weights(exit_weights) if spec.trains_all_exits else None,
-            as_sum=drawn_later or spec.joint_loss == "sum",
+            as_sum=drawn_later or spec.objective.joint_loss == "sum",
         )
 
     def rule(self, exit_weights: FloatArray) -> Aggregation:
         """How the server adds up the updates of a round under these weights."""
-        spec = self.spec
         return Aggregation(
             exit_weights,
             self.profile.exit_samples,
             self.coverage,
-            step=spec.server_step,
-            server_learning_rate=spec.server_learning_rate,
-            projection_radius=spec.projection_radius,
+            step=self.spec.server_step,
+            server_learning_rate=self.server_learning_rate,
+            projection_radius=self.projection_radius,
         )
-
-    @property
-    def keeps_momentum(self) -> bool:
-        """Whether nodes keep their momentum between rounds."""
-        return self.spec.momentum_between_rounds == "keep"
 
     def _joint_weights(self, exit_weights: FloatArray) -> FloatArray:
         """(E,) of the losses of a node that trains several exits: as the server counts their updates."""

@@ -131,7 +131,7 @@ def step_exits(task: Task, spec: TrainingSpec, num_steps: int) -> Iterator[tuple
     if spec.local_exits != "each-step":
         yield from repeat(task.exits, num_steps)
         return
-    teacher = {task.deepest} if spec.objective != "labels" else set()
+    teacher = {task.deepest} if spec.objective.name != "labels" else set()
     for step in range(num_steps):
         drawn = task.exits[derive(task.seed, "exit", step) % len(task.exits)]
         yield tuple(sorted({drawn} | teacher))

@@ -12,18 +12,17 @@ Schedule = Callable[[int, int], float]  # round from 1, step from 0 -> learning 
 
 def make_schedule(spec: TrainingSpec, num_steps: int) -> Schedule:
     """The schedule that `spec` names, for rounds of `num_steps` local steps."""
-    schedule = _named_schedule(spec, num_steps)
-    return warmed_up(schedule, spec.warmup_rounds) if spec.warmup_rounds else schedule
+    named = {
+        "cosine": cosine(spec.learning_rate, spec.schedule.final_learning_rate, spec.rounds),
+        "constant": constant(spec.learning_rate),
+    }
+    schedule, warmup = named[spec.schedule.name], spec.schedule.warmup_rounds
+    return warmed_up(schedule, warmup) if warmup else schedule
 
 
-def _named_schedule(spec: TrainingSpec, num_steps: int) -> Schedule:
-    if spec.schedule == "cosine":
-        return cosine(spec.learning_rate, spec.final_learning_rate, spec.rounds)
-    if spec.schedule == "constant":
-        return lambda round, step: spec.learning_rate
-    assert spec.strong_convexity is not None
-    assert spec.smoothness is not None
-    return theorem(spec.strong_convexity, spec.smoothness, num_steps)
+def constant(rate: float) -> Schedule:
+    """The same rate throughout."""
+    return lambda round, step: rate
 
 
 def cosine(start: float, end: float, num_rounds: int) -> Schedule:

@@ -5,92 +5,119 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exitflow.config import check_choices, require
-from exitflow.errors import suggestion
-from exitflow.federated.weighting import WEIGHTINGS, ExitWeighting, fixed_weights
+from exitflow.config import check_choices, located, require
+from exitflow.federated.weighting import WEIGHTINGS, ExitWeighting, find_weighting, fixed_weights
+from exitflow.parts import Part, check_part, part_name
 
 MAX_TIMES = 1_000_000_000  # rounds, passes, steps and samples of a batch
 GIVEN = "exit_weights"  # what trainings are called whose weights are given, and not worked out by a weighting
 MAX_FACTOR = 1e30  # of what multiplies float32 tensors
+
+LearnsFrom = Literal["labels", "mutual", "from-deepest", "soft-labels"]
+JointLoss = Literal["element-mean", "mean", "sum"]
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """How the nodes' learning rate changes from round to round."""
+
+    name: Literal["cosine", "constant"] = "cosine"
+    final_learning_rate: float = 0.001  # where the cosine ends
+    warmup_rounds: int = 0  # over which the learning rate rises to the schedule's
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        _require_factor(self.final_learning_rate, "final_learning_rate")
+
+
+@dataclass(frozen=True)
+class OptimiserSpec:
+    """The nodes' SGD, beside its learning rate."""
+
+    momentum: float = 0.9
+    momentum_between_rounds: Literal["reset", "keep"] = "reset"
+    weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        require(0 <= self.momentum < 1, "momentum", f"must be from 0 to below 1, got {self.momentum}")
+        _require_factor(self.weight_decay, "weight_decay")
+
+
+@dataclass(frozen=True)
+class ObjectiveSpec:
+    """What a node minimises."""
+
+    name: LearnsFrom = "labels"  # what an exit learns from
+    joint_loss: JointLoss = "element-mean"  # how the losses of several exits add up
+    proximal_weight: float = 0.0  # mu of FedProx: how strongly a node is held to the model that it received
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        _require_factor(self.proximal_weight, "proximal_weight")
+
+
+@dataclass(frozen=True)
+class DistillationSpec:
+    """How exits teach each other, where the objective has them do so."""
+
+    weight: float = 1.0  # of what they teach, beside the labels
+    temperature: float = 1.0  # at which their answers are compared
+    start: float = 0.0  # the share of the rounds that pass before it begins ...
+    ramp: float = 0.0  # ... or over which it grows to its full weight
+
+    def __post_init__(self) -> None:
+        _require_factor(self.weight, "weight")
+        for key in ("start", "ramp"):
+            value = getattr(self, key)
+            require(0 <= value <= 1, key, f"must be from 0 to 1, got {value}")
+        valid = 0 < self.temperature <= MAX_FACTOR
+        require(valid, "temperature", f"must be above 0, up to {MAX_FACTOR:g}, got {self.temperature}")
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
     """How to train. The paper's symbols stand beside the names."""
 
-    weighting: str = "auto"  # Lambda-tilde, by name
+    weighting: Part = "auto"  # Lambda-tilde, by name
     exit_weights: tuple[float, ...] = ()  # Lambda-tilde itself, one for each exit, instead of a weighting
     rounds: int = 100  # T
     local_epochs: int = 1  # passes over the largest node's data; every node makes the same number of steps
     local_steps: int | None = None  # J, instead of local_epochs
     batch_size: int = 128  # |B_i|; a node with fewer samples uses all of them
     learning_rate: float = 0.1  # eta
-    final_learning_rate: float = 0.001  # where the cosine ends
-    schedule: Literal["cosine", "constant", "theorem"] = "cosine"
-    warmup_rounds: int = 0  # over which the learning rate rises to the schedule's
-    strong_convexity: float | None = None  # mu, for the theorem's schedule
-    smoothness: float | None = None  # L, for the theorem's schedule
-    momentum: float = 0.9
-    momentum_between_rounds: Literal["reset", "keep"] = "reset"
-    weight_decay: float = 5e-4
+    schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    optimiser: OptimiserSpec = field(default_factory=OptimiserSpec)
     help_probability: float = 0.0  # p: how often a node trains each exit below its own
     participation: float = 1.0  # the probability that a node takes part in a round
     local_exits: Literal["all", "one", "each-step"] | None = None  # a node trains all its exits at once, or one: ...
     sampling: dict[str, tuple[float, ...]] = field(default_factory=dict)  # p_{i,e} in full: node -> exits 1..E_i
-    joint_loss: Literal["element-mean", "mean", "sum"] = "element-mean"  # how the losses of several exits add up
-    objective: Literal["labels", "mutual", "from-deepest", "soft-labels"] = "labels"  # what an exit learns from
-    distillation_weight: float = 1.0  # of what exits teach each other, beside the labels
-    distillation_temperature: float = 1.0  # at which their answers are compared
-    distillation_start: float = 0.0  # the share of the rounds that pass before it begins ...
-    distillation_ramp: float = 0.0  # ... or over which it grows to its full weight
+    objective: ObjectiveSpec = field(default_factory=ObjectiveSpec)
+    distillation: DistillationSpec = field(default_factory=DistillationSpec)
     answers: Literal["blended", "own"] | None = None  # of an exit: with those of the exits before it, or its own alone
-    proximal_weight: float = 0.0  # mu of FedProx: how strongly a node is held to the model that it received
     server_step: Literal["coverage", "paper", "sample-mean", "node-mean"] = "coverage"
-    server_learning_rate: float = 1.0  # eta_s
-    projection_radius: float | None = None  # W: the ball of this radius around 0
-    on_nonfinite: Literal["drop", "stop"] = "drop"  # when a node returns NaN or infinity
     evaluate_every: int = 10  # rounds between evaluations on validation data; the last round always is
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weighting", part_name("weighting", self.weighting))
         check_choices(self)
-        known = self.weighting in WEIGHTINGS
-        problem = f"there is no weighting {self.weighting!r}{suggestion(self.weighting, WEIGHTINGS)}"
-        require(known, "weighting", problem)
+        check_part("weighting", self.weighting, WEIGHTINGS, "weighting")
         for key in ("rounds", "local_epochs", "local_steps", "batch_size", "evaluate_every"):
             value = getattr(self, key)
             valid = value is None or 1 <= value <= MAX_TIMES
             require(valid, key, f"must be from 1 to {MAX_TIMES:,}, got {value}")
         require(self.seed >= 0, "seed", f"must be 0 or more, got {self.seed}")
-        valid = 0 <= self.warmup_rounds < self.rounds
-        problem = f"must be 0 or more, and below the number of rounds, {self.rounds}; got {self.warmup_rounds}"
-        require(valid, "warmup_rounds", problem)
-        for key in ("learning_rate", "server_learning_rate", "strong_convexity", "smoothness", "projection_radius"):
-            value = getattr(self, key)
-            valid = value is None or 0 < value <= MAX_FACTOR
-            require(valid, key, f"must be above 0, up to {MAX_FACTOR:g}, got {value}")
-        mu, smoothness = self.strong_convexity, self.smoothness
-        require((mu is None) == (smoothness is None), "strong_convexity", "goes with smoothness; give both or none")
-        valid = mu is None or smoothness is None or mu <= smoothness
-        require(valid, "strong_convexity", f"must be at most smoothness, {smoothness}, got {mu}")
-        for key in ("final_learning_rate", "weight_decay"):
-            value = getattr(self, key)
-            require(0 <= value <= MAX_FACTOR, key, f"must be from 0 to {MAX_FACTOR:g}, got {value}")
-        require(0 <= self.momentum < 1, "momentum", f"must be from 0 to below 1, got {self.momentum}")
+        warmup = self.schedule.warmup_rounds
+        problem = f"must be 0 or more, and below the number of rounds, {self.rounds}; got {warmup}"
+        require(0 <= warmup < self.rounds, "schedule.warmup_rounds", problem)
+        valid = 0 < self.learning_rate <= MAX_FACTOR
+        require(valid, "learning_rate", f"must be above 0, up to {MAX_FACTOR:g}, got {self.learning_rate}")
         require(0 < self.participation <= 1, "participation", f"must be above 0, up to 1, got {self.participation}")
         require(0 <= self.help_probability <= 1, "help_probability", f"must be 0 to 1, got {self.help_probability}")
-        for key in ("distillation_weight", "proximal_weight"):
-            value = getattr(self, key)
-            require(0 <= value <= MAX_FACTOR, key, f"must be from 0 to {MAX_FACTOR:g}, got {value}")
-        for key in ("distillation_start", "distillation_ramp"):
-            value = getattr(self, key)
-            require(0 <= value <= 1, key, f"must be from 0 to 1, got {value}")
-        temperature = self.distillation_temperature
-        valid = 0 < temperature <= MAX_FACTOR
-        require(valid, "distillation_temperature", f"must be above 0, up to {MAX_FACTOR:g}, got {temperature}")
-        share = self.objective != "soft-labels" or self.distillation_weight <= 1
-        problem = f"is the share of the soft labels here, 0 to 1, got {self.distillation_weight}"
-        require(share, "distillation_weight", problem)
+        share = self.objective.name != "soft-labels" or self.distillation.weight <= 1
+        problem = f"is the share of the soft labels here, 0 to 1, got {self.distillation.weight}"
+        require(share, "distillation.weight", problem)
         weights = self.exit_weights
         valid = not weights or (all(0 <= weight <= MAX_FACTOR for weight in weights) and sum(weights) > 0)
         require(valid, "exit_weights", f"must be 0 or more, and not all 0, got {list(weights)}")
@@ -98,8 +125,6 @@ class TrainingSpec:
             problem = 'is about which one exit a node trains; it needs local_exits = "one"'
             require(self.help_probability == 0, "help_probability", problem)
             require(not self.sampling, "sampling", problem)
-        if self.schedule == "theorem":
-            require(mu is not None, "schedule", "'theorem' needs strong_convexity (mu) and smoothness (L)")
 
     @property
     def trains_all_exits(self) -> bool:
@@ -116,7 +141,17 @@ class TrainingSpec:
     @property
     def averages_elements(self) -> bool:
         """Whether an element of a node's model follows the mean of the losses that reach it, not their sum."""
-        return self.joint_loss == "element-mean" and self.local_exits != "each-step"
+        return self.objective.joint_loss == "element-mean" and self.local_exits != "each-step"
+
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether nodes keep their momentum between rounds."""
+        return self.optimiser.momentum_between_rounds == "keep"
+
+    @property
+    def named_weighting(self) -> ExitWeighting:
+        """The weighting by name, whether or not weights are given instead."""
+        return located("training", find_weighting, self.weighting)
 
     @property
     def weighting_name(self) -> str:
@@ -126,4 +161,8 @@ class TrainingSpec:
     @property
     def exit_weighting(self) -> ExitWeighting:
         """The weighting by name, or the weights that are given."""
-        return fixed_weights(self.exit_weights) if self.exit_weights else WEIGHTINGS[self.weighting]
+        return fixed_weights(self.exit_weights) if self.exit_weights else self.named_weighting
+
+
+def _require_factor(value: float, key: str) -> None:
+    require(0 <= value <= MAX_FACTOR, key, f"must be from 0 to {MAX_FACTOR:g}, got {value}")

@@ -1,6 +1,7 @@
 """Lambda-tilde: how much the loss of each exit counts in training.
 
-A weighting is a plain function of what is known of the exits and of the round. All return (E,), summing to 1.
+A weighting is a plain function of what is known of the exits and of the round. All return (E,), summing to 1. A system
+file names one of `WEIGHTINGS`, or any other as `module:function`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.parts import load_part
 from exitflow.theory.bound import BoundInputs, inverse_shares
 from exitflow.theory.error_costs import calibrated_costs, cheapest_weights
 
@@ -29,7 +31,6 @@ class ExitProfile:
     normalised_step: bool = False  # the server step is `coverage`: no weight slows what one exit alone covers
     gradient_variance: FloatArray | None = None  # (E,) v_e, measured; only where the weighting needs it
     bound: BoundInputs | None = None  # Theorem 1 for this training, from what was measured; likewise
-    served_error: FloatArray | None = None  # (E,) on what each exit serves, on the last validation; None before it
 
     @property
     def exit_samples(self) -> FloatArray:
@@ -38,6 +39,17 @@ class ExitProfile:
 
 
 ExitWeighting = Callable[[ExitProfile, int], FloatArray]  # profile, round (from 1) -> (E,), sums to 1
+
+
+def measuring_gradients(weighting: ExitWeighting) -> ExitWeighting:
+    """Mark a weighting that needs `gradient_variance` or `bound`: nodes then measure them before the first round."""
+    weighting.measures_gradients = True  # type: ignore[attr-defined]
+    return weighting
+
+
+def measures_gradients(weighting: ExitWeighting) -> bool:
+    """Whether the weighting is marked so."""
+    return getattr(weighting, "measures_gradients", False)
 
 
 def equal_weight(profile: ExitProfile, round: int) -> FloatArray:
@@ -56,13 +68,19 @@ def serving_rate(profile: ExitProfile, round: int) -> FloatArray:
     return _normalised(profile.serve_share)
 
 
+@measuring_gradients
 def balanced_adj(profile: ExitProfile, round: int) -> FloatArray:
     """Halfway between Lambda, which has no bias error, and the exits whose gradients vary least (Sec. 3.4)."""
     return (_normalised(profile.serve_share) + steadiest(profile)) / 2
 
 
+@measuring_gradients
 def bound_min(profile: ExitProfile, round: int) -> FloatArray:
-    """The weights with the lowest bound of Theorem 1, calibrated so that no error exceeds the loss that can be lost."""
+    """The weights with the lowest bound of Theorem 1, calibrated so that no error exceeds the loss that can be lost.
+
+    The least that `exitflow explain` sets the others against. In trainings they are no better than the shares that are
+    served, so no name in a system file stands for them.
+    """
     assert profile.bound is not None
     return cheapest_weights(calibrated_costs(profile.bound))
 
@@ -75,14 +93,6 @@ def linear_depth(profile: ExitProfile, round: int) -> FloatArray:
 def fixed_weights(weights: Sequence[float]) -> ExitWeighting:
     """The same weights in every round, as the losses of BranchyNet have them (Teerapittayanon et al., 2016)."""
     return lambda profile, round: _normalised(np.array(weights, dtype=np.float64))
-
-
-def adaptive(profile: ExitProfile, round: int) -> FloatArray:
-    """In proportion to the wrong answers that each exit gives, as served on validation data; Lambda before any."""
-    share = _normalised(profile.serve_share)
-    if profile.served_error is None or not (share * profile.served_error).any():
-        return share
-    return _normalised(share * profile.served_error)
 
 
 def auto(profile: ExitProfile, round: int) -> FloatArray:
@@ -122,9 +132,10 @@ WEIGHTINGS: dict[str, ExitWeighting] = {
     "flops-prop": flops_prop,
     "serving-rate": serving_rate,
     "balanced-adj": balanced_adj,
-    "bound-min": bound_min,
-    "adaptive": adaptive,
     "linear-depth": linear_depth,
 }
-NEEDS_GRADIENT_VARIANCE = frozenset({"balanced-adj", "bound-min"})
-NEEDS_VALIDATION = frozenset({"adaptive"})
+
+
+def find_weighting(name: str) -> ExitWeighting:
+    """One of the table, or the user's own."""
+    return WEIGHTINGS[name] if name in WEIGHTINGS else load_part(name, key="weighting")

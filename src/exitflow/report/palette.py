@@ -31,10 +31,10 @@ _WEIGHTINGS: dict[str, tuple[Colour, str]] = {
     "serving-rate": (Colour("#0072b2", "#3f9fe0"), "s"),
     "balanced-adj": (Colour("#009e73", "#2fc79b"), "^"),
     "bound-min": (Colour("#c98a00", "#f0b429"), "v"),
-    "adaptive": (Colour("#3ba3dd", "#8fd0ff"), "P"),
     GIVEN: (Colour("#1f6f8b", "#62b6d2"), "|"),
     "linear-depth": (Colour("#7a3b8f", "#c48fe0"), "4"),
 }
+_OWN = (Colour("#3ba3dd", "#8fd0ff"), "P")  # of whoever's weighting that is not ours
 # The peers' methods, in the order of their table (the muted colours of Paul Tol).
 _OTHERS: tuple[tuple[Colour, str], ...] = (
     (Colour("#332288", "#9d8fe8"), "<"),
@@ -84,9 +84,9 @@ def _look(kind: str) -> tuple[Colour, str]:
         return INK, "x"
     if kind in _WEIGHTINGS:
         return _WEIGHTINGS[kind]
-    return dict(zip(METHODS, _OTHERS, strict=True))[kind]
+    return dict(zip(METHODS, _OTHERS, strict=True)).get(kind, _OWN)
 
 
 def all_colours() -> list[Colour]:
     """Whatever may be drawn."""
-    return [INK, MUTED, LINES, PAPER, *TERMS, *(colour for colour, _ in (*_WEIGHTINGS.values(), *_OTHERS))]
+    return [INK, MUTED, LINES, PAPER, *TERMS, *(colour for colour, _ in (*_WEIGHTINGS.values(), *_OTHERS, _OWN))]

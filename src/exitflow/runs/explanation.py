@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,16 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from exitflow.config import require
 from exitflow.data.dataset import Dataset
 from exitflow.errors import ConfigError, TrainingError
-from exitflow.federated.measuring import measure_gradients
-from exitflow.federated.training_spec import GIVEN
-from exitflow.federated.weighting import WEIGHTINGS, ExitProfile
+from exitflow.federated.measuring import GradientTable, measure_gradients
+from exitflow.federated.training_spec import GIVEN, TrainingSpec
+from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, bound_min
+from exitflow.parts import part_name
 from exitflow.runs.backends import open_backend
 from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System
 from exitflow.theory.bound import BoundInputs, error_bound
 from exitflow.theory.error_costs import ErrorTerms, calibrated_costs, fixed_error
+
+LEAST = "bound-min"  # the weights that cost least by the bound, which no weighting of a system file has
 
 
 @dataclass(frozen=True)
@@ -66,23 +71,35 @@ class Explanation:
 
 
 def explain(
-    system: System, *, backend: str = "serial", workers: int | None = None, dataset: Dataset | None = None
+    system: System,
+    *,
+    backend: str = "serial",
+    workers: int | None = None,
+    dataset: Dataset | None = None,
+    curvature: tuple[float, float] | None = None,
 ) -> Explanation:
     """Measure the gradients of `system` at its initial model, and set all weightings side by side.
 
-    Each with what nodes train under it. Those under which `system` could not be trained are left out.
+    Each with what nodes train under it. Those under which `system` could not be trained are left out. `curvature` is
+    (L, mu) of the loss, the theorem's smoothness and strong convexity, where they are known.
     """
+    check_curvature(curvature)
     dataset = dataset or dataset_of(system)
-    trainings = {name: replace(system.training, weighting=name, exit_weights=()) for name in WEIGHTINGS}
+    named = {name: name for name in (*WEIGHTINGS, system.training.weighting)} | {LEAST: part_name("", bound_min)}
+    trainings = {name: replace(system.training, weighting=each, exit_weights=()) for name, each in named.items()}
     if system.training.exit_weights:
         trainings[GIVEN] = system.training
+
+    def measured_for(training: TrainingSpec) -> ExitProfile:
+        assembly = Assembly(replace(system, training=training), dataset)
+        return assembly.measured_profile(_measured(assembly, backend, workers), curvature)
+
     own = system.training.trains_all_exits
-    measured = {own: _measured(Assembly(system, dataset), backend, workers)}
+    measured = {own: measured_for(system.training)}
     why_left_out = ""
     for training in [each for each in trainings.values() if each.trains_all_exits != own][:1]:
         try:
-            other = Assembly(replace(system, training=training), dataset)
-            measured[not own] = _measured(other, backend, workers)
+            measured[not own] = measured_for(training)
         except (ConfigError, TrainingError) as error:
             why_left_out = str(error)
     profiles = {
@@ -104,11 +121,18 @@ def explain(
     )
 
 
-def _measured(assembly: Assembly, backend_name: str, workers: int | None) -> ExitProfile:
+def _measured(assembly: Assembly, backend_name: str, workers: int | None) -> GradientTable:
     nodes = [node.name for node in assembly.system.topology.nodes]
     state, probabilities = assembly.initial_state(), assembly.profile.probabilities
     with tempfile.TemporaryDirectory() as folder:
         trainer = assembly.trainer(Path(folder))
         with open_backend(backend_name, trainer, state, workers=workers) as backend:
-            table = measure_gradients(nodes, probabilities, state, backend)
-    return assembly.measured_profile(table)
+            return measure_gradients(nodes, probabilities, state, backend)
+
+
+def check_curvature(curvature: tuple[float, float] | None) -> None:
+    """Refuse constants that no function has."""
+    if curvature is not None:
+        smoothness, mu = curvature
+        problem = f"expected (L, mu) with L >= mu > 0, got {curvature}"
+        require(0 < mu <= smoothness < math.inf, "curvature", problem)

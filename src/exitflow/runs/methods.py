@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exitflow.errors import ConfigError, suggestion
+from exitflow.federated.training_spec import DistillationSpec, JointLoss, LearnsFrom
 from exitflow.models.matching import matched_widths
 from exitflow.models.specs import CommonNetwork, DepthWidthResNet, EarlyExitResNet, SeparateNetworks, SlimResNet
 from exitflow.system.system import System, with_exits
@@ -63,20 +64,22 @@ _PLAIN: dict[str, Any] = {
     "help_probability": 0.0,
     "sampling": {},
     "local_exits": "one",
-    "joint_loss": "element-mean",
-    "objective": "labels",
-    "distillation_weight": 1.0,
-    "distillation_temperature": 1.0,
-    "distillation_start": 0.0,
-    "distillation_ramp": 0.0,
+    "distillation": DistillationSpec(),
     "server_step": "sample-mean",
-    "server_learning_rate": 1.0,
 }
 
 
-def _changed(system: System, parts: Mapping[str, Any] | None = None, **training: Any) -> System:
+def _changed(
+    system: System,
+    parts: Mapping[str, Any] | None = None,
+    *,
+    learns_from: LearnsFrom = "labels",
+    joint_loss: JointLoss = "element-mean",
+    **training: Any,
+) -> System:
     """Other parts, and a training that is plain but for what is said."""
-    changed = replace(system.training, **{**_PLAIN, "exit_weights": (), **training})
+    objective = replace(system.training.objective, name=learns_from, joint_loss=joint_loss)
+    changed = replace(system.training, **{**_PLAIN, "exit_weights": (), "objective": objective, **training})
     return replace(system, **(parts or {}), training=changed)
 
 
@@ -94,7 +97,7 @@ def _fjord(system: System) -> System:
 
 def _fjord_distilled(system: System) -> System:
     model = _in_width(system, "fjord-kd")
-    return _changed(system, {"model": model}, local_exits="each-step", objective="soft-labels")
+    return _changed(system, {"model": model}, local_exits="each-step", learns_from="soft-labels")
 
 
 def _heterofl(system: System) -> System:
@@ -107,8 +110,8 @@ def _depthfl(system: System) -> System:
         system,
         local_exits="all",
         joint_loss="sum",
-        objective="mutual",
-        distillation_ramp=0.3,
+        learns_from="mutual",
+        distillation=DistillationSpec(ramp=0.3),
         server_step="node-mean",
     )
 
@@ -120,10 +123,8 @@ def _scalefl(system: System) -> System:
         weighting="linear-depth",
         local_exits="all",
         joint_loss="mean",
-        objective="from-deepest",
-        distillation_weight=0.05,
-        distillation_temperature=3.0,
-        distillation_start=0.25,
+        learns_from="from-deepest",
+        distillation=DistillationSpec(weight=0.05, temperature=3.0, start=0.25),
         server_step="node-mean",
     )
 
@@ -134,8 +135,9 @@ def _fedavg(system: System) -> System:
 
 def _fedprox(system: System) -> System:
     common = _fedavg(system)
-    weight = system.training.proximal_weight or FEDPROX_WEIGHT
-    return replace(common, training=replace(common.training, proximal_weight=weight))
+    weight = system.training.objective.proximal_weight or FEDPROX_WEIGHT
+    objective = replace(common.training.objective, proximal_weight=weight)
+    return replace(common, training=replace(common.training, objective=objective))
 
 
 def _branchynet(system: System) -> System:

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -30,7 +30,7 @@ from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.round_report import RoundReport
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.types import Backend, ServerState, Status
-from exitflow.federated.weighting import NEEDS_GRADIENT_VARIANCE, NEEDS_VALIDATION, ExitProfile
+from exitflow.federated.weighting import ExitProfile, measures_gradients
 from exitflow.files import write_atomically
 from exitflow.models.specs import SeparateNetworks
 from exitflow.runs.backends import Place, check_backend, one_thread, open_backend
@@ -238,7 +238,7 @@ class Training:
     def _plan(self, backend: Backend) -> TrainingPlan:
         assembly = self._assembly
         nodes = [node.name for node in assembly.system.topology.nodes]
-        return TrainingPlan(nodes, self._profile(nodes, backend), self._weighting, self._coverage, self._spec)
+        return TrainingPlan(nodes, self._profile(nodes, backend), self._spec.exit_weighting, self._coverage, self._spec)
 
     def _check_kept(self, plan: TrainingPlan, attendance: Attendance, round: int) -> None:
         """Refuse to go on without what nodes have kept, from which their next updates follow."""
@@ -257,28 +257,12 @@ class Training:
             return None
         return Privacy.of(federation, run_secret(self._run_dir.path / "noise.secret"))
 
-    def _weighting(self, profile: ExitProfile, round: int) -> FloatArray:
-        """The weights by what is known when `round` begins."""
-        served_error = self._served_error(round)
-        return self._spec.exit_weighting(replace(profile, served_error=served_error), round)
-
-    def _served_error(self, round: int) -> FloatArray | None:
-        """On the last validation before `round`, which the records hold: so a resumed run knows the same."""
-        if self._spec.weighting not in NEEDS_VALIDATION:
-            return None
-        earlier = [record["validation"] for record in self._run_dir.records() if record["round"] < round]
-        validated = [validation for validation in earlier if validation]
-        if not validated:
-            return None
-        accuracy = [1.0 if value is None else value for value in validated[-1]["served_accuracy"]]
-        return 1 - np.array(accuracy)
-
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
         """Measured once, before the first round, and then kept with the run."""
         assembly, file = self._assembly, self._run_dir.path / "profile.json"
         if file.is_file():
             table = _measured_gradients(file, assembly.profile.probabilities.shape)
-        elif self._spec.weighting in NEEDS_GRADIENT_VARIANCE:
+        elif measures_gradients(self._spec.named_weighting):
             table = measure_gradients(nodes, assembly.profile.probabilities, assembly.initial_state(), backend)
         else:
             table = None

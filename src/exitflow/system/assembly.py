@@ -112,11 +112,16 @@ class Assembly:
                 problem = f"{what}, and this network needs at least two: {error}"
                 raise ConfigError(problem, key="training.batch_size") from None
 
-    def measured_profile(self, table: GradientTable) -> ExitProfile:
-        """The profile with what was measured of the gradients."""
-        num_parameters = [cost.num_parameters for cost in self.costs]
-        spec = self.system.training
-        return measured_profile(self.profile, table, num_parameters=num_parameters, spec=spec, num_steps=self.num_steps)
+    def measured_profile(self, table: GradientTable, curvature: tuple[float, float] | None = None) -> ExitProfile:
+        """The profile with what was measured of the gradients; `curvature` is (L, mu), where they are known."""
+        return measured_profile(
+            self.profile,
+            table,
+            num_parameters=[cost.num_parameters for cost in self.costs],
+            spec=self.system.training,
+            num_steps=self.num_steps,
+            curvature=curvature,
+        )
 
     @property
     def num_steps(self) -> int:
@@ -149,7 +154,7 @@ class Assembly:
             spec,
             num_steps,
             make_schedule(spec, num_steps),
-            NodeStates(state_folder) if spec.momentum_between_rounds == "keep" else None,
+            NodeStates(state_folder) if spec.keeps_momentum else None,
             device,
             compression=compression,
             residuals=residuals if compression and compression.remembers else None,

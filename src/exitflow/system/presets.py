@@ -22,10 +22,8 @@ _PAPER_TRAINING: dict[str, Any] = {
     "local_epochs": 1,
     "batch_size": 128,
     "learning_rate": 0.1,
-    "final_learning_rate": 0.001,
-    "schedule": "cosine",
-    "momentum": 0.9,
-    "weight_decay": 5e-4,
+    "schedule": {"name": "cosine", "final_learning_rate": 0.001},
+    "optimiser": {"momentum": 0.9, "weight_decay": 5e-4},
     "server_step": "paper",
     "seed": 9,
 }

@@ -27,6 +27,7 @@ from exitflow.config import (
     parse_assignment,
     read_toml,
     require,
+    require_table,
 )
 from exitflow.data.data_spec import DataSpec
 from exitflow.errors import ConfigError
@@ -35,6 +36,7 @@ from exitflow.federated.sampling import check_every_exit_is_trained, probability
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.files import MEDIUM_FILE
 from exitflow.models.specs import EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
+from exitflow.system.older import modernised, refuse_older_keys
 from exitflow.system.presets import preset
 from exitflow.topology.doubts import doubts
 from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
@@ -117,9 +119,12 @@ def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:
 
 
 def load_resolved(path: Path) -> System:
-    """From a file that `System.to_toml` has written, which may be long: it has an entry for each node."""
+    """From a file that `System.to_toml` has written, now or in an earlier version.
+
+    It may be long, as it has an entry for each node.
+    """
     try:
-        return decode_system(read_toml(path, MEDIUM_FILE))
+        return decode_system(modernised(read_toml(path, MEDIUM_FILE)))
     except ConfigError as error:
         raise error.within(source=str(path)) from None
 
@@ -141,9 +146,14 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
         Topology((*expand_tiers(tiers), *nodes)),
         located("model", decode_model, changed.get("model", {})),
         located("data", decode, DataSpec, changed.get("data", {})),
-        located("training", decode, TrainingSpec, changed.get("training", {})),
+        located("training", _decode_training, changed.get("training", {})),
         located("federation", decode, FederationSpec, changed.get("federation", {})),
     )
+
+
+def _decode_training(table: Any) -> TrainingSpec:
+    refuse_older_keys(require_table(table))
+    return decode(TrainingSpec, table)
 
 
 def same_training(one: System, other: System) -> bool:

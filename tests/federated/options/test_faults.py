@@ -12,7 +12,7 @@ from exitflow.federated.options.around import Options
 from exitflow.federated.options.faults import Attendance
 from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.plan import TrainingPlan
-from exitflow.federated.training_spec import TrainingSpec
+from exitflow.federated.training_spec import OptimiserSpec, TrainingSpec
 from exitflow.federated.types import Missing, ServerState, Update
 from exitflow.federated.weighting import ExitProfile
 from tests.oracles import aggregation as oracle
@@ -176,7 +176,7 @@ def test_a_node_that_lost_its_momentum_is_named():
     chosen = plan(3, ((1.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
     chosen = TrainingPlan(
         *(getattr(chosen, name) for name in ("nodes", "profile", "weighting", "coverage")),
-        TrainingSpec(rounds=3, momentum_between_rounds="keep", local_exits="one"),
+        TrainingSpec(rounds=3, optimiser=OptimiserSpec(momentum_between_rounds="keep"), local_exits="one"),
     )
     lost = [report.state_lost for _, report in train("skip", chosen, Forgetful())]
     assert lost == [[], ["deep"], ["deep"]]

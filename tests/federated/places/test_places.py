@@ -21,7 +21,7 @@ VARIANTS = {
     "p=0": (),
     "p=0.2": ("training.help_probability=0.2",),
     "partial": ("training.participation=0.5", "training.help_probability=0.1"),
-    "momentum kept": ("training.momentum_between_rounds=keep",),
+    "momentum kept": ("training.optimiser.momentum_between_rounds=keep",),
     "all exits": ("training.local_exits=all", "training.participation=0.8"),
     "coverage": ("training.server_step=coverage", "model.heads=grid"),
 }
@@ -78,8 +78,8 @@ def test_there_are_never_more_workers_of_ray_than_cores(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "stays"),
     [
-        ("training.momentum_between_rounds=reset", False),
-        ("training.momentum_between_rounds=keep", True),
+        ("training.optimiser.momentum_between_rounds=reset", False),
+        ("training.optimiser.momentum_between_rounds=keep", True),
         ("federation.compression=fp16", False),
         ("federation.compression=int8", True),
         ("federation.compression=top-k", True),

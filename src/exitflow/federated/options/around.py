@@ -35,14 +35,14 @@ class Options:
     def around(self, plan: TrainingPlan, *, after: int) -> Wrap:
         """What wraps the updates and the server's rule in each round of a training that goes on after a round."""
         attendance, silence = self.attendance, Silence(len(plan.nodes))
-        if plan.keeps_momentum:
+        if plan.spec.keeps_momentum:
             attendance.recall(plan, after)
 
         def wrap(
             answers: Iterator[Update | Missing], rule: Aggregation, state: ServerState, report: RoundReport
         ) -> Wrapped:
             updates = arrived(told(answers, report, self.progress), report, plan, attendance, self.federation)
-            updates = finite(updates, report, stop=plan.spec.on_nonfinite == "stop")
+            updates = finite(updates, report)
             if self.privacy:
                 probability = attendance.probability if self.federation.on_missing == "reweight" else None
                 rule = self.privacy.noisy(rule, plan, report, probability)

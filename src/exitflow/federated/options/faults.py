@@ -94,7 +94,7 @@ def arrived(
         if answer.wire_bytes:
             report.wire_bytes[task.node] = answer.wire_bytes
         if isinstance(answer, Update):
-            if plan.keeps_momentum and (answer.state_round or 0) < attendance.last_trained(task):
+            if plan.spec.keeps_momentum and (answer.state_round or 0) < attendance.last_trained(task):
                 report.state_lost.append(task.node)
             yield reweighted(answer, attendance) if federation.on_missing == "reweight" else answer
         elif federation.on_missing == "strict":
@@ -113,8 +113,8 @@ def reweighted(update: Update, attendance: Attendance) -> Update:
     return replace(update, task=replace(task, probability=task.probability * attendance.probability(task.node)))
 
 
-def finite(updates: Iterator[Update], report: RoundReport, *, stop: bool) -> Iterator[Update]:
-    """The updates whose losses and tensors are numbers; with `stop`, one that is not ends the training."""
+def finite(updates: Iterator[Update], report: RoundReport) -> Iterator[Update]:
+    """The updates whose losses and tensors are numbers; the nodes of the others are named."""
     for update in updates:
         task = update.task
         numbers = all(loss is None or math.isfinite(loss) for loss in update.losses)
@@ -123,10 +123,6 @@ def finite(updates: Iterator[Update], report: RoundReport, *, stop: bool) -> Ite
                 if loss is not None:
                     report.losses.setdefault(exit, []).append(loss)
             yield update
-        elif stop:
-            raise TrainingError(
-                f"node {task.node!r} returned NaN or infinity for exit {task.deepest} in round {task.round}"
-            )
         else:
             report.dropped.append(task.node)
 
