@@ -107,7 +107,9 @@ def test_nothing_is_unpickled():
     for path in MODULES:
         text = path.read_text()
         assert "import pickle" not in text, path
-        assert "torch.load" not in text, path
+        loads = re.findall(r"torch\.load\(.*", text)
+        assert all("weights_only=True" in load for load in loads), path  # of which nothing but tensors is unpickled
+        assert not loads or path.name == "weights.py", path
 
 
 def test_the_library_knows_nothing_of_the_bench_of_one_paper():

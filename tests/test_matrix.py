@@ -19,6 +19,7 @@ from exitflow.config import encode
 from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.models.backbones import TimmNetwork
 from exitflow.models.specs import (
     CommonNetwork,
     CustomModel,
@@ -34,6 +35,7 @@ from exitflow.runs.training import resume, train
 from exitflow.serving.bundle.bundle import load_bundle
 from exitflow.serving.bundle.export import Trained, export_bundle
 from exitflow.serving.traffic.cluster import LocalCluster
+from exitflow.system.assembly import prepared_for
 from tests.serving.asking import ask_all, expected
 from tests.serving.small import chain
 from tests.small import image_dataset, tiny_system
@@ -47,6 +49,7 @@ FAMILIES = {
     "common": CommonNetwork(network=EarlyExitResNet(**TRUNK)),
     "separate": SeparateNetworks(network=SlimResNet(**TRUNK)),
     "custom": CustomModel(factory="examples.own_backbone:build"),
+    "timm": TimmNetwork(name="test_efficientnet", image_size=32),
 }
 NEEDED = {"ray": "ray", "flower": "flwr"}  # what a backend needs beyond the package
 
@@ -120,7 +123,8 @@ def test_every_family_is_evaluated_as_it_is_served(uninterrupted, family):
 def outputs_by_submodels(run, split):
     """Each exit computed by itself, from the input on."""
     networks = [run.model(DATA).submodel(exit).eval() for exit in (1, 2, 3)]
-    logits = [network(DATA.preparation(split.inputs))[0].detach() for network in networks]
+    preparation = prepared_for(run.system, DATA).preparation
+    logits = [network(preparation(split.inputs))[0].detach() for network in networks]
     return ExitOutputs(torch.stack(logits).numpy(), split.labels.numpy())
 
 
@@ -140,9 +144,10 @@ def exported(uninterrupted, tmp_path_factory):
     @functools.cache
     def bundle_of(family, weighting):
         run, topology, out = uninterrupted(family, weighting), chain(), folder / f"{family}-{weighting}"
+        data = prepared_for(run.system, DATA)
         system = tomli_w.dumps({"nodes": [encode(node) for node in topology.nodes]})
         together = run.system.training.blends_answers
-        export_bundle(Trained(run.system.name, run.model(DATA), DATA, topology, system, together), out)
+        export_bundle(Trained(run.system.name, run.model(DATA), data, topology, system, together), out)
         return load_bundle(out)
 
     return bundle_of

@@ -31,6 +31,7 @@ PUBLIC = {
     "SlimResNet",
     "Split",
     "System",
+    "TimmNetwork",
     "Topology",
     "TrainingError",
     "TrainingSpec",

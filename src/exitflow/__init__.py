@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from exitflow.evaluation.accuracy import Evaluation
     from exitflow.federated.options.federation_spec import FederationSpec
     from exitflow.federated.training_spec import TrainingSpec
+    from exitflow.models.backbones import TimmNetwork
     from exitflow.models.nested import EarlyExitNetwork, NestedModel
     from exitflow.models.specs import (
         CommonNetwork,
@@ -71,6 +72,7 @@ _HOMES = {
         "SeparateNetworks",
         "SlimResNet",
     ),
+    "exitflow.models.backbones": ("TimmNetwork",),
     "exitflow.topology.graph": ("Link", "Node", "Topology"),
     "exitflow.topology.rates": ("NodeRates", "ServingPlan", "serving_plan"),
     "exitflow.topology.settings": ("with_setting",),
@@ -105,6 +107,7 @@ __all__ = [
     "SlimResNet",
     "Split",
     "System",
+    "TimmNetwork",
     "Topology",
     "TrainingError",
     "TrainingSpec",

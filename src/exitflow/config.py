@@ -205,19 +205,21 @@ def check_choices(spec: Any) -> None:
     """Refuse a specification built from Python with a word that none of its fields knows."""
     kind: type = type(spec)
     for name, (hint, _) in _schema(kind).items():
-        choices = _choices(hint)
         value = getattr(spec, name)
+        choices = _choices(hint, in_list=isinstance(value, tuple))
         for item in value if isinstance(value, tuple) else [value]:
             if choices and item is not None:
                 located(name, _decode_choice, choices, item)
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values that a Literal allows, where it stands alone, as one of several types, or in a tuple."""
+def _choices(hint: Any, *, in_list: bool) -> tuple[Any, ...]:
+    """The values that a Literal allows: alone or as one of several types, or, for what stands in a list, in a tuple."""
     if get_origin(hint) is Literal:
-        return get_args(hint)
-    if get_origin(hint) in (Union, types.UnionType, tuple):
-        return next((found for each in get_args(hint) if (found := _choices(each))), ())
+        return () if in_list else get_args(hint)
+    if get_origin(hint) is tuple:
+        return _choices(get_args(hint)[0], in_list=False) if in_list else ()
+    if get_origin(hint) in (Union, types.UnionType):
+        return next((found for each in get_args(hint) if (found := _choices(each, in_list=in_list))), ())
     return ()
 
 

@@ -42,6 +42,7 @@ class Preparation:
     std: tuple[float, ...]
     crop_padding: int = 0  # augmentation: shift by up to this many pixels ...
     flip: bool = False  # ... and mirror every second image, on average
+    size: int | None = None  # pixels to which images are resized, so that they are square; None: they stay as they are
 
     def __post_init__(self) -> None:
         finite = all(abs(each) <= LARGEST_FLOAT for each in self.mean)
@@ -58,7 +59,10 @@ class Preparation:
         mean = torch.tensor(self.mean, dtype=dtype, device=device).view(shape)
         std = torch.tensor(self.std, dtype=dtype, device=device).view(shape)
         raw = inputs.to(device)
-        return ((raw if raw.dtype == torch.uint8 else raw.to(dtype)) - mean) / std
+        prepared = ((raw if raw.dtype == torch.uint8 else raw.to(dtype)) - mean) / std
+        if self.size is None or raw.ndim != 4 or raw.shape[2:] == (self.size, self.size):
+            return prepared
+        return F.interpolate(prepared, (self.size, self.size), mode="bilinear", align_corners=False)
 
     def augment(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """(B, C, H, W) raw images, each padded with black, cropped back at random, and perhaps mirrored."""
@@ -104,6 +108,12 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Of one input: (C, H, W) for images."""
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def prepared_shape(self) -> tuple[int, ...]:
+        """Of one input as the network takes it."""
+        size = self.preparation.size
+        return (self.input_shape[0], size, size) if size else self.input_shape
 
     @property
     def held_out(self) -> Split:

@@ -28,6 +28,7 @@ from exitflow.federated.training_spec import OptimiserSpec, TrainingSpec
 from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import Coverage, NestedModel
+from exitflow.models.tuning import trained_buffers, trained_parameters, training_mode
 from exitflow.seeds import derive
 from exitflow.tensors import all_finite, copy_into, take
 
@@ -77,7 +78,8 @@ class LocalTrainer:
 
     def _workplace(self, *exits: int) -> _Workplace:
         if exits not in self._workplaces:
-            network = self.model.submodel(*exits).to(self.device).train()
+            network = self.model.submodel(*exits).to(self.device)
+            training_mode(network)
             coverages = [self.model.coverage(exit) for exit in exits]
             self._workplaces[exits] = _Workplace(network, self.model.coverage(*exits), coverages)
         return self._workplaces[exits]
@@ -146,7 +148,7 @@ class LocalTrainer:
         place = self._workplace(exit)
         place.load(state)
         batches = self.data.batches(node, size, seed=derive(self.spec.seed, "variance", node, exit))
-        params = [param for param in place.params.values() if param.requires_grad]
+        params = list(place.params.values())
         count = min(VARIANCE_BATCHES, num_samples // size)
         losses = []
 
@@ -180,8 +182,8 @@ class _Workplace:
         self.network = network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.coverage = coverage
         self.exit_coverages = exit_coverages
-        self.params = dict(network.named_parameters())
-        self.buffers = dict(network.named_buffers())
+        self.params = trained_parameters(network)
+        self.buffers = trained_buffers(network)
         self.dtype = next(iter(self.params.values())).dtype
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from exitflow.federated.local import LocalTrainer
 from exitflow.federated.types import UPDATE_FIGURES, ServerState, task_from_json
 from exitflow.flower.frames import Header, receive_frame, send_frame
 from exitflow.logs import about
+from exitflow.models.tuning import trained_buffers, trained_parameters
 from exitflow.tensors import copy_into, pack, take, unpack
 
 log = logging.getLogger("exitflow.federation")
@@ -78,8 +79,8 @@ class Worker:
 def _received(trainer: LocalTrainer, exits: Sequence[int], payload: bytes) -> ServerState:
     """The model as the server sent it: what the exits cover, in a frame of the whole that holds nothing else."""
     model = trainer.model
-    params = {name: torch.empty_like(param) for name, param in model.named_parameters()}
-    buffers = {name: torch.empty_like(buffer) for name, buffer in model.named_buffers()}
+    params = {name: torch.empty_like(param) for name, param in trained_parameters(model).items()}
+    buffers = {name: torch.empty_like(buffer) for name, buffer in trained_buffers(model).items()}
     state = ServerState(0, params, buffers)
     copy_into(take(state.tensors, model.coverage(*exits)), unpack(payload))
     return state

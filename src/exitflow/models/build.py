@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from exitflow.errors import ConfigError
-from exitflow.models import early_exit_resnet, slim_resnet
+from exitflow.models import early_exit_resnet, slim_resnet, timm_networks
+from exitflow.models.backbones import TimmNetwork
 from exitflow.models.nested import NestedModel
 from exitflow.models.plain import PlainNetworks
 from exitflow.models.specs import CommonNetwork, CustomModel, ModelSpec, SeparateNetworks
@@ -61,6 +62,13 @@ def _custom(spec: CustomModel, input_shape: Shape, num_classes: int) -> NestedMo
     return model
 
 
+def preparation_of(spec: ModelSpec) -> tuple[int | None, tuple[float, ...], tuple[float, ...]]:
+    """(size of images, mean and standard deviation of pixels from 0 to 1) where the model says so; else None, ()."""
+    if isinstance(spec, CommonNetwork | SeparateNetworks):
+        return preparation_of(spec.network)
+    return (spec.image_size, *timm_networks.normalisation(spec)) if isinstance(spec, TimmNetwork) else (None, (), ())
+
+
 _BUILDERS: dict[str, Callable[[Any, Shape, int], NestedModel]] = {
     "early-exit-resnet": early_exit_resnet.build,
     "slim-resnet": slim_resnet.build_slim,
@@ -68,4 +76,5 @@ _BUILDERS: dict[str, Callable[[Any, Shape, int], NestedModel]] = {
     "common": _common,
     "separate": _separate,
     "custom": _custom,
+    "timm": timm_networks.build,
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -30,10 +31,16 @@ def joint_cost(model: NestedModel, exits: Sequence[int], input_shape: tuple[int,
     """Of several exits that are computed together; of one, its own."""
     submodel = model.submodel(*exits).eval()
     dtype = next(submodel.parameters()).dtype
-    with _FlopCounter() as counter, torch.no_grad():
-        submodel(torch.zeros(1, *input_shape, dtype=dtype))
+    multiply_adds, _ = counted(submodel, torch.zeros(1, *input_shape, dtype=dtype))
     num_parameters = sum(parameter.numel() for parameter in submodel.parameters())
-    return ExitCost(counter.total // 2, num_parameters)
+    return ExitCost(multiply_adds, num_parameters)
+
+
+def counted(module: nn.Module, inputs: Tensor) -> tuple[int, Any]:
+    """(multiply-adds of convolutions and matrix products, what the module gives)."""
+    with _FlopCounter() as counter, torch.no_grad():
+        given = module(inputs)
+    return counter.total // 2, given
 
 
 class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

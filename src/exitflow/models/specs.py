@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, Self
 
 from exitflow.config import check_choices, decode, located, require, require_table
 from exitflow.errors import suggestion
+from exitflow.models.backbones import TimmNetwork
 
 HeadKind = Literal["gap", "grid"]
 
@@ -210,6 +211,7 @@ FAMILIES: dict[str, type[ModelSpec]] = {
     "common": CommonNetwork,
     "separate": SeparateNetworks,
     "custom": CustomModel,
+    "timm": TimmNetwork,
 }
 _MADE_OF_ANOTHER = ("common", "separate")
 

@@ -16,10 +16,11 @@ from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.federated.types import ServerState
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
+from exitflow.models.tuning import trained_tensors
 from exitflow.runs.losses import TrainingLosses
 from exitflow.runs.run_dir import RunDir, load_state
 from exitflow.runs.training_costs import TrainingCosts
-from exitflow.system.assembly import Assembly, dataset_of
+from exitflow.system.assembly import Assembly, dataset_of, prepared_for
 from exitflow.system.system import System, load_resolved, serving_as
 from exitflow.tensors import copy_into
 
@@ -72,37 +73,43 @@ class Run:
 
     def model(self, dataset: Dataset | None = None) -> NestedModel:
         """The network with its trained weights."""
-        model = Assembly(self.system, dataset or dataset_of(self.system)).model
+        model = Assembly(self.system, self._dataset(dataset)).model
         return with_weights(model, self.state(), source=str(self.path))
 
     def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
         """The answers of all exits on the test set: one pass, from which any serving setting can be evaluated."""
-        dataset = dataset or dataset_of(self.system)
+        dataset = self._dataset(dataset)
         return blended(self.own_outputs(dataset, device=device), self.blends(dataset, device=device))
 
     def validation_outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
         """The answers of all exits to validation data, as they are served: what thresholds and plans are made from."""
-        dataset = dataset or dataset_of(self.system)
+        dataset = self._dataset(dataset)
         validation = dataset.require("validation", "a plan from what a run's exits say")
         own = exit_outputs(self.model(dataset), validation, dataset.preparation, device=device)
         return blended(own, fit_blends(own)) if self.system.training.blends_answers else own
 
     def own_outputs(self, dataset: Dataset, *, device: str = "cpu") -> ExitOutputs:
         """What each exit says to the test set by itself."""
+        dataset = self._dataset(dataset)
         test = dataset.require("test", "an evaluation")
         return exit_outputs(self.model(dataset), test, dataset.preparation, device=device)
+
+    def _dataset(self, given: Dataset | None) -> Dataset:
+        """As the model takes it."""
+        return prepared_for(self.system, given) if given else dataset_of(self.system)
 
     def blends(self, dataset: Dataset, *, device: str = "cpu") -> tuple[Blend, ...]:
         """How exits answer together; none where each answers by itself."""
         if not self.system.training.blends_answers:
             return ()
+        dataset = self._dataset(dataset)
         validation = dataset.require("validation", "a run whose exits answer together (training.answers)")
         return fit_blends(exit_outputs(self.model(dataset), validation, dataset.preparation, device=device))
 
 
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
     """Refuse a state that is of another model."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = trained_tensors(model)
     given = state.tensors
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
         raise RunError(f"{source}: the weights do not fit the model in spec.toml")
@@ -112,7 +119,7 @@ def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
 def with_weights(model: NestedModel, state: ServerState, *, source: str) -> NestedModel:
     """`model` with the tensors of `state`, in the layout in which it computes fastest."""
     check_fit(model, state, source=source)
-    copy_into({**dict(model.named_parameters()), **dict(model.named_buffers())}, state.tensors)
+    copy_into(trained_tensors(model), state.tensors)
     return model.to(memory_format=best_layout(model))  # type: ignore[call-overload, no-any-return]
 
 

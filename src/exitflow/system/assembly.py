@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from exitflow.config import require
 from exitflow.data.dataset import Dataset
 from exitflow.data.partition import node_samples, partition
 from exitflow.data.sources import load_dataset
@@ -22,17 +23,31 @@ from exitflow.federated.sampling import check_every_exit_is_trained, probability
 from exitflow.federated.schedules import make_schedule
 from exitflow.federated.types import ServerState
 from exitflow.federated.weighting import ExitProfile
-from exitflow.models.build import build_model
+from exitflow.models.build import build_model, preparation_of
 from exitflow.models.cost import ExitCost, exit_costs, joint_cost
 from exitflow.models.nested import NestedModel
+from exitflow.models.tuning import trained_buffers, trained_parameters, trained_tensors
 from exitflow.seeds import derive
 from exitflow.system.system import System
 from exitflow.topology.rates import ServingPlan, serving_plan
 
 
 def dataset_of(system: System) -> Dataset:
-    """The data set that the system names."""
-    return load_dataset(system.data.name, data_dir=system.data.dir, verify=system.data.verify)
+    """The data set that the system names, prepared as its model takes it."""
+    return prepared_for(system, load_dataset(system.data.name, data_dir=system.data.dir, verify=system.data.verify))
+
+
+def prepared_for(system: System, dataset: Dataset) -> Dataset:
+    """The data set with the size and the normalisation that the model says; one that is prepared already stays so."""
+    size, mean, std = preparation_of(system.model)
+    preparation = dataset.preparation
+    if mean:
+        num_channels = len(preparation.mean)
+        problem = f"has {num_channels} channels, the model's normalisation is for {len(mean)}"
+        require(len(mean) == num_channels, "model.mean", f"data set {dataset.name!r} {problem}")
+        raw_mean, raw_std = (tuple(255 * value for value in values) for values in (mean, std))
+        preparation = replace(preparation, mean=raw_mean, std=raw_std)
+    return replace(dataset, preparation=replace(preparation, size=size or preparation.size))
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,9 @@ class Assembly:
     system: System
     dataset: Dataset
     node_samples: Mapping[str, int] | None = None  # what nodes with data of their own have; None: the partition's
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", prepared_for(self.system, self.dataset))
 
     @cached_property
     def plan(self) -> ServingPlan:
@@ -53,14 +71,14 @@ class Assembly:
         """The network with its initial weights, the same for all nodes."""
         seed = derive(self.system.training.seed, "model")
         try:
-            model = build_model(self.system.model, self.dataset.input_shape, self.dataset.num_classes, seed=seed)
+            model = build_model(self.system.model, self.dataset.prepared_shape, self.dataset.num_classes, seed=seed)
         except ValueError as error:
             raise ConfigError(f"does not fit data set {self.dataset.name!r}: {error}", key="model") from None
         num_exits = self.system.topology.num_exits
         if model.num_exits != num_exits:
             problem = f"has {model.num_exits} exits, but the deepest node stands at exit {num_exits}"
             raise ConfigError(problem, key="model")
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        for name, tensor in trained_tensors(model).items():
             if not tensor.is_floating_point():
                 advice = "what is averaged must be floats; make it no buffer, or None"
                 raise ConfigError(f"tensor {name!r} of the network is {tensor.dtype}: {advice}", key="model")
@@ -69,11 +87,11 @@ class Assembly:
     @cached_property
     def costs(self) -> tuple[ExitCost, ...]:
         """Of each exit."""
-        return exit_costs(self.model, self.dataset.input_shape)
+        return exit_costs(self.model, self.dataset.prepared_shape)
 
     def multiply_adds(self, exits: tuple[int, ...]) -> int:
         """Of these exits, computed together, for one input."""
-        return joint_cost(self.model, exits, self.dataset.input_shape).multiply_adds
+        return joint_cost(self.model, exits, self.dataset.prepared_shape).multiply_adds
 
     @cached_property
     def samples(self) -> dict[str, int]:
@@ -106,7 +124,7 @@ class Assembly:
                 continue
             try:
                 with torch.no_grad():
-                    self.model.submodel(node.exit).train()(torch.zeros(1, *self.dataset.input_shape))
+                    self.model.submodel(node.exit).train()(torch.zeros(1, *self.dataset.prepared_shape))
             except ValueError as error:
                 what = f"node {node.name!r}, with {num_samples} samples, would train exit {node.exit} on one at a time"
                 problem = f"{what}, and this network needs at least two: {error}"
@@ -132,8 +150,8 @@ class Assembly:
 
     def initial_state(self) -> ServerState:
         """w^(1)."""
-        params = {name: param.detach().clone() for name, param in self.model.named_parameters()}
-        return ServerState(0, params, {name: buffer.clone() for name, buffer in self.model.named_buffers()})
+        params = {name: param.detach().clone() for name, param in trained_parameters(self.model).items()}
+        return ServerState(0, params, {name: buffer.clone() for name, buffer in trained_buffers(self.model).items()})
 
     def trainer(
         self, state_folder: Path, *, device: str = "cpu", num_steps: int | None = None, only: str | None = None

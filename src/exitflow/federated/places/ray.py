@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import warnings
 import zlib
 from collections import deque
@@ -25,6 +26,7 @@ from torch import Tensor
 from exitflow.errors import ConfigError, TrainingError, os_problem
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, ServerState, Task, Update
+from exitflow.models.torchvision_operators import with_operators
 from exitflow.tensors import Tensors
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -43,7 +45,7 @@ class RayBackend:
         count = min(num_workers or cores, cores, len(trainer.data.indices))  # an actor without a core never starts
         trainer_ref = ray.put(trainer)
         actor = ray.remote(num_cpus=1)(_Actor)
-        self._actors: list[Any] = [actor.remote(trainer_ref) for _ in range(count)]
+        self._actors: list[Any] = [actor.remote([trainer_ref], "torchvision" in sys.modules) for _ in range(count)]
         self._pinned = bool(trainer.states or trainer.residuals)  # what a node keeps lies where it was last trained
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
@@ -130,9 +132,11 @@ def _check_reachable(address: str) -> None:
 class _Actor:
     """Holds what the nodes do."""
 
-    def __init__(self, trainer: LocalTrainer) -> None:
+    def __init__(self, trainer: Sequence[Any], needs_torchvision: bool) -> None:
         torch.set_num_threads(1)
-        self._trainer = trainer
+        if needs_torchvision:  # the network is of a package that imports it
+            with_operators()
+        self._trainer: LocalTrainer = ray.get(trainer[0])  # in a list, or Ray would have loaded it before
 
     def train(self, shared: tuple[Arrays, Arrays], task: Task) -> tuple[Arrays, Arrays, dict[str, Any]]:
         update = self._trainer.train(_state(shared), task)

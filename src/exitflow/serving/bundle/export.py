@@ -57,7 +57,7 @@ def export_bundle(
     segments = export_segments(model, examples, dataset.preparation)
     if precision == "int8":
         segments = quantise_segments(segments, examples[:MAX_CALIBRATION].numpy())
-    totals = [0, *(cost.multiply_adds for cost in exit_costs(model, dataset.input_shape))]
+    totals = [0, *(cost.multiply_adds for cost in exit_costs(model, dataset.prepared_shape))]
     parts = Parts(
         name=trained.name,
         topology=trained.topology,
