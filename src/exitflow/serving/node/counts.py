@@ -40,7 +40,8 @@ class NodeCounts:
     invalid: int = 0  # requests that made no sense
     expired: int = 0  # requests whose deadline passed before an answer
     abandoned: int = 0  # calls whose message did not come, or whose answer was not taken
-    requests: int = 0  # answered
+    answered: Counter[int] = field(default_factory=Counter)  # requests by the deepest exit that answered
+    refused: Counter[str] = field(default_factory=Counter)  # calls of any kind by the reason
     batches: Counter[int] = field(default_factory=Counter)  # size -> how many
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
@@ -54,3 +55,8 @@ class NodeCounts:
     def received(self) -> int:
         """From clients and children."""
         return self.arrived + self.from_children.total()
+
+    @property
+    def requests(self) -> int:
+        """How many were answered."""
+        return self.answered.total()

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from exitflow.routing.clock import Clock, sleep
 from exitflow.routing.link_state import IDLE_PAUSE, LinkState
 from exitflow.serving.bundle.bundle import MAX_MESSAGE
+from exitflow.serving.node.counts import Histogram
 from exitflow.serving.wire.certificate_files import host_of_node
 from exitflow.serving.wire.messages import MESSAGES, SERVICE, ModelInferResponse
 from exitflow.serving.wire.security import Security
@@ -83,6 +84,7 @@ class LinkCounts:
     bytes_sent: int = 0
     bytes_received: int = 0
     failures: Counter[str] = field(default_factory=Counter)  # reason -> samples
+    seconds: Histogram = field(default_factory=Histogram)  # from a request to its answer
 
 
 class ParentLink:
@@ -126,13 +128,14 @@ class ParentLink:
         return response
 
     async def _infer_once(self, request: Any, timeout: float) -> Any:
-        data = request.SerializeToString()
+        data, started = request.SerializeToString(), self._clock.now()
         self.counts.bytes_sent += len(data)
         try:
             raw = await self._infer(data, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise _link_error(error) from None
         self._answered = self._clock.now()
+        self.counts.seconds.add(self._answered - started)
         self.counts.bytes_received += len(raw)
         try:
             return ModelInferResponse.FromString(raw)

@@ -64,7 +64,8 @@ class Node:
         """`parents`: name -> address; those that the bundle's topology gives this node."""
         self.name, self.spec, self.clock = name, spec, clock or RealClock()
         self.counts = NodeCounts()
-        self.started = time.time()
+        self.started = self.loaded_at = time.time()
+        self.reload_failed = False
         self._loop = asyncio.get_running_loop()
         self._check_parents(bundle, parents)
         security = security or Security()
@@ -160,7 +161,7 @@ class Node:
             self.in_flight -= size
             if timer:
                 timer.cancel()
-        self.counts.requests += 1
+        self.counts.answered[int(answers.exits.max())] += 1
         self.counts.request_seconds.add(self.clock.now() - now)
         return answers
 
@@ -297,9 +298,11 @@ class Node:
     async def reload(self) -> Bundle:
         """Read the bundle's directory again; requests under way end with the bundle that they began with."""
         async with self._reloading:
+            self.reload_failed = True  # unless the end is reached
             path, exit = self.current.bundle.path, self.exit
             bundle = await asyncio.to_thread(load_bundle, path, max_exit=exit)
             if bundle.hash == self.current.bundle.hash:
+                self.loaded_at, self.reload_failed = time.time(), False
                 return bundle
             if bundle.topology.by_name.get(self.name) is None or bundle.node(self.name).exit != exit:
                 raise BundleError(
@@ -312,6 +315,7 @@ class Node:
             self.previous, self.current = self.current, loaded  # from here on nothing fails
             self.router.adopt(control, bundle.manifest.nodes[self.name].cut)
             self._expect(bundle)
+            self.loaded_at, self.reload_failed = time.time(), False
             log.info("node %s now serves bundle %s", self.name, bundle.version)
             return bundle
 

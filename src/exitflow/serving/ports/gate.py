@@ -19,13 +19,13 @@ import grpc
 import grpc.aio
 
 from exitflow.serving.node.node import Node
+from exitflow.serving.ports.introspection import HEALTH
 from exitflow.serving.ports.limits import ANSWER_SECONDS, Patience
 from exitflow.serving.ports.refusals import Reason, RefusedError
 
 MESSAGE_SECONDS = 10.0  # for a message to come in, from its first byte to its last
 STREAM_SECONDS = 60.0  # that a call of many messages may last: only reflection has those
 MAX_WAITING = 1024  # calls that wait for their callers
-HEALTH = "/grpc.health.v1.Health/"  # probes cannot send a token
 
 Context = Any  # grpc.aio.ServicerContext, which is generic without need
 
@@ -43,10 +43,12 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
         if handler is None:
             return None
-        if self._token is not None and not details.method.startswith(HEALTH):
+        # probes cannot send a token
+        if self._token is not None and not details.method.startswith(f"/{HEALTH}/"):
             try:
                 check_token(str(dict(details.invocation_metadata or ()).get("authorization", "")), self._token)
             except RefusedError as error:
+                self._node.counts.refused[error.reason.value] += 1
                 return _refusing(error)
         return self._guarded(handler)
 

@@ -19,6 +19,7 @@ from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.ports.callers import Callers
 from exitflow.serving.ports.description import model_config, model_metadata, server_metadata, statistics_message, status
 from exitflow.serving.ports.gate import MAX_WAITING, Gate
+from exitflow.serving.ports.introspection import enable_reflection, health_handlers
 from exitflow.serving.ports.limits import max_connections
 from exitflow.serving.ports.refusals import as_refusal
 from exitflow.serving.ports.requests import FROM, UnknownModelError, check_model, understand_message
@@ -209,7 +210,8 @@ async def start_grpc(node: Node, port: Port) -> tuple[grpc.aio.Server, int]:
     ]
     server = grpc.aio.server(options=options, interceptors=[Gate(node, port.token)], maximum_concurrent_rpcs=most)
     service = InferenceService(node, Callers(node, for_nodes=port.for_nodes, certified=port.certified))
-    server.add_generic_rpc_handlers((service.handlers(), service.own_handlers()))
+    server.add_generic_rpc_handlers((service.handlers(), service.own_handlers(), health_handlers(node)))
+    enable_reflection(server)
     try:
         if port.credentials:
             number = server.add_secure_port(address, port.credentials)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import h11
@@ -163,9 +163,12 @@ def _tls(security: Security) -> ssl.SSLContext | None:
     return context
 
 
-async def start_rest(node: Node, address: str, security: Security) -> RestServer:
-    """Listening when it returns."""
+async def start_rest(
+    node: Node, address: str, security: Security, *, ports: Mapping[str, int] | None = None
+) -> RestServer:
+    """Listening when it returns; `ports`: kind -> number, of the node's others."""
     listening = bound_socket(address, "--http")
+    ports = {**(ports or {}), "http": listening.getsockname()[1]}
     listening.listen()  # who comes before uvicorn has started waits for it
     waits, context = Patience(max_connections()), _tls(security)
 
@@ -174,7 +177,7 @@ async def start_rest(node: Node, address: str, security: Security) -> RestServer
         return _TlsDoor(connection, context, waits) if context else connection
 
     config = uvicorn.Config(
-        RestApp(node, token=security.token),
+        RestApp(node, token=security.token, ports=ports),
         http=cast(type[asyncio.Protocol], connect),  # all that uvicorn does with it is to call it
         ws="none",
         lifespan="off",

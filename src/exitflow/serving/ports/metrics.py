@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from exitflow.serving.node.counts import Histogram
 from exitflow.serving.node.node import Node
-from exitflow.serving.ports.description import problems, status
+from exitflow.serving.ports.description import problems
+from exitflow.serving.ports.limits import open_connections
 
 
-def prometheus_text(node: Node) -> bytes:
-    """The text format, version 0.0.4."""
+def prometheus_text(node: Node, ports: Mapping[str, int]) -> bytes:
+    """The text format, version 0.0.4; `ports`: kind -> number, of those that the node listens at."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeCollector(node))
+    registry.register(_Labelled(node.name, [_NodeCollector(node, ports), ProcessCollector(registry=None)]))
     return generate_latest(registry)
 
 
+class _Labelled(Collector):
+    """Each series with the node's name, so that those of a tree can be told apart whatever scrapes them."""
+
+    def __init__(self, node: str, collectors: Sequence[Collector]) -> None:
+        self._node, self._collectors = node, collectors
+
+    def collect(self) -> Iterator[Metric]:
+        """What the collectors say."""
+        for collector in self._collectors:
+            for metric in collector.collect():
+                labels = {"node": self._node}
+                metric.samples = [sample._replace(labels=labels | sample.labels) for sample in metric.samples]
+                yield metric
+
+
 class _NodeCollector(Collector):
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, ports: Mapping[str, int]) -> None:
+        self._node, self._ports = node, ports
 
     def collect(self) -> Iterator[Metric]:
         """Samples are requests of one input; a request of several counts as several."""
-        node, counts, found = self._node, self._node.counts, status(self._node)
-        info = {"node": node.name, "exit": str(node.exit), "bundle": node.current.bundle.version}
+        node, counts, threshold = self._node, self._node.counts, self._node.control.threshold
+        info = {"exit": str(node.exit), "bundle": node.current.bundle.version}
         yield _gauge("exitflow_node", "Which node this is and which bundle it serves.", info, 1)
         yield _gauge("exitflow_ready", "1 if it takes requests.", {}, float(not node.draining))
         yield _gauge("exitflow_problems", "How many things are wrong; /readyz says which.", {}, len(problems(node)))
@@ -52,10 +70,19 @@ class _NodeCollector(Collector):
             share = counts.agreed / counts.audited
             yield _gauge("exitflow_audit_agreement", "An estimate of the accuracy as served.", {}, share)
         yield _gauge("exitflow_arrival_rate", "Samples/s of late.", {}, node.control.arrival_rate(node.now))
-        if found["threshold"] is not None:
-            yield _gauge("exitflow_threshold", "The confidence from which it answers.", {}, found["threshold"])
+        if math.isfinite(threshold):
+            yield _gauge("exitflow_threshold", "The confidence from which it answers.", {}, threshold)
         yield _gauge("exitflow_queued", "Samples waiting to be computed.", {}, node.queued)
         yield _gauge("exitflow_in_flight", "Samples waiting for an answer.", {}, node.in_flight)
+        yield self._requests()
+        text = "When a bundle was last loaded, in seconds since 1970."
+        yield _gauge("exitflow_last_reload_success_timestamp_seconds", text, {}, node.loaded_at)
+        text = "0 if the last attempt to load a bundle failed."
+        yield _gauge("exitflow_last_reload_successful", text, {}, float(not node.reload_failed))
+        connections = GaugeMetricFamily("exitflow_connections", "Open connections.", labels=["port"])
+        for kind, count in open_connections(self._ports).items():
+            connections.add_metric([kind], count)
+        yield connections
         yield _histogram("exitflow_request_seconds", "From arrival to answer.", counts.request_seconds)
         sizes = Histogram(tuple(float(2**power) for power in range(11)))
         for size, times in counts.batches.items():
@@ -79,15 +106,34 @@ class _NodeCollector(Collector):
             for reason, count in counts.failures.items():
                 failures.add_metric([name, reason], count)
         yield failures
-        up = GaugeMetricFamily("exitflow_link_up", "0 while the circuit breaker is open.", labels=["parent"])
-        for name, link in self._node.links.items():
-            up.add_metric([name], float(link.state.open))
-        yield up
-        tokens = GaugeMetricFamily("exitflow_link_tokens", "What the link may carry at once.", labels=["parent"])
-        for name, value in self._node.control.tokens(self._node.now).items():
-            if value is not None:
-                tokens.add_metric([name], value)
-        yield tokens
+        node, states = self._node, {name: link.state for name, link in self._node.links.items()}
+        cuts = {name: state.times_cut for name, state in states.items()}
+        yield _counter("exitflow_link_cuts", "Times the link was cut.", "parent", cuts)
+        limits = {link.name: link.max_transfer_rate for link in node.current.bundle.node(node.name).parents}
+        for field, text, gauges in (
+            ("up", "0 while the link is cut.", {name: float(state.open) for name, state in states.items()}),
+            ("tokens", "What the link may carry at once.", node.control.tokens(node.now)),
+            ("limit", "What the link may carry, in samples/s.", {name: limits[name] for name in states}),
+            ("burst", "What the link may carry at once at most.", node.control.bursts),
+        ):
+            family = GaugeMetricFamily(f"exitflow_link_{field}", text, labels=["parent"])
+            for name, value in gauges.items():
+                if value is not None:
+                    family.add_metric([name], value)
+            yield family
+        seconds = HistogramMetricFamily("exitflow_link_seconds", "From a forward to its answer.", labels=["parent"])
+        for name, counts in links.items():
+            seconds.add_metric([name], *_buckets(counts.seconds))
+        yield seconds
+
+    def _requests(self) -> Metric:
+        text = "Requests: the deepest exit that answered, or why they were refused."
+        metric = CounterMetricFamily("exitflow_requests", text, labels=["status", "exit"])
+        for exit, count in self._node.counts.answered.items():
+            metric.add_metric(["ok", str(exit)], count)
+        for reason, count in self._node.counts.refused.items():
+            metric.add_metric([reason, ""], count)
+        return metric
 
 
 def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
@@ -104,8 +150,12 @@ def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> Met
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
-    buckets, total = [], 0
-    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total)
+    metric = HistogramMetricFamily(name, text, labels=[])
+    metric.add_metric([], *_buckets(histogram))
+    return metric
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """(how many lie at or below each bound, the sum of all)."""
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True)), histogram.total

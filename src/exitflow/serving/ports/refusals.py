@@ -74,6 +74,7 @@ def as_refusal(
     """What `error` means to the caller, counted and logged; `request` and `peer` stand in the log."""
     refusal = _refusal(error, node, forwarded=forwarded)
     reason = refusal.reason
+    node.counts.refused[reason.value] += 1
     extra = about(code=reason.code.name, request=request or None, peer=peer or None)
     if reason is Reason.FAILED:
         log.error("a request failed", exc_info=error, extra=extra)

@@ -39,6 +39,7 @@ from exitflow.serving.wire.answers import INPUT, OUTPUTS, Answers, BadRequestErr
 
 BINARY_HEADER = "inference-header-content-length"
 _JSON = "application/json"
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 MAX_HELD = 256 * 2**20  # bytes of bodies that are still coming in
 BODY_SECONDS = 60.0  # for a body to come in
 MAX_JSON = 8 * 2**20  # bytes: reading it holds everything else up
@@ -71,8 +72,8 @@ def _json(value: Any, status: int = 200) -> Response:
 class RestApp:
     """Routes, as an ASGI application."""
 
-    def __init__(self, node: Node, *, token: str | None) -> None:
-        self._node, self._token = node, token
+    def __init__(self, node: Node, *, token: str | None, ports: Mapping[str, int]) -> None:
+        self._node, self._token, self._ports = node, token, ports
         self._held = 0  # bytes of bodies that are still coming in
         model = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
         routes: list[tuple[str, str, Callable[[Request], Any]]] = [
@@ -176,7 +177,9 @@ class RestApp:
         return self._ready({**ready, "node": self._node.name})
 
     def _metrics(self, _: Request) -> Response:
-        return Response(prometheus_text(self._node), content_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            prometheus_text(self._node, self._ports), content_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     def _about(self, request: Request, describe: Callable[[Node], Any]) -> Response:
         check_model(self._node, request.names[0], _version(request))

@@ -98,15 +98,16 @@ async def _serve(options: ServeOptions) -> None:
 
 async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExitStack) -> dict[str, str]:
     """Where: kind of port -> address."""
-    security, where = options.security, {}
+    security, where, ports = options.security, {}, {}
     for kind, port in _ports(options).items():
         server, number = await start_grpc(node, port)
         stack.push_async_callback(server.stop, GRACE)
+        ports[kind] = number
         where[kind] = f"{parse_address(port.address, '')[0]}:{number}"
     if options.http:
         from exitflow.serving.ports.http_server import start_rest  # 8 MB that a node without HTTP does without
 
-        rest = await start_rest(node, options.http, security)
+        rest = await start_rest(node, options.http, security, ports=ports)
         stack.push_async_callback(rest.close)
         where["http"] = f"{parse_address(options.http, '')[0]}:{rest.port}"
     return where

@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PACKAGE = "inference"
+_FILE = "exitflow_inference.proto"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
 METHODS = (
     "ServerLive",
@@ -95,19 +96,29 @@ def _declare_field(message: descriptor_pb2.DescriptorProto, text: str) -> None:
         field.oneof_index = 0
 
 
-def _message_classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name="exitflow_inference.proto", package=PACKAGE, syntax="proto3")
+def _declare() -> descriptor_pool.DescriptorPool:
+    """A pool with the messages and the service."""
+    file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="proto3")
     for line in _DECLARATIONS.strip().splitlines():
         name, *fields = line.split()
         message = file.message_type.add(name=name)
         for field in fields:
             _declare_field(message, field)
+    service = file.service.add(name=SERVICE.removeprefix(f"{PACKAGE}."))
+    for name in METHODS:
+        kinds = {"input_type": f".{PACKAGE}.{name}Request", "output_type": f".{PACKAGE}.{name}Response"}
+        service.method.add(name=name, **kinds)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return pool
+
+
+def _message_classes() -> dict[str, Any]:
+    found = message_factory.GetMessageClassesForFiles([_FILE], POOL)
     return {name.removeprefix(f"{PACKAGE}."): kind for name, kind in found.items()}
 
 
+POOL = _declare()
 MESSAGES: dict[str, Any] = _message_classes()  # name -> class
 ModelInferRequest = MESSAGES["ModelInferRequest"]
 ModelInferResponse = MESSAGES["ModelInferResponse"]
