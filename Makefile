@@ -36,9 +36,17 @@ format: .venv/.installed-dev  ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Documents with figures, by the store that they are written from.
+TINY := $(wildcard docs/tables/tiny-*.md)
+SMALL := docs/results.md $(filter-out $(TINY),$(wildcard docs/tables/*.md))
+
+results-update: .venv/.installed  ## every table, figure and value in the docs written anew from the store
+	$(BIN)/python -m paper report paper/results/tiny.jsonl $(TINY:%=--update %)
+	$(BIN)/python -m paper report paper/results/small.jsonl $(SMALL:%=--update %)
+
 results-check: .venv/.installed  ## every table of results in the docs against the store
-	$(BIN)/python -m paper report paper/results/tiny.jsonl --check docs/results-tiny.md
-	$(BIN)/python -m paper report paper/results/small.jsonl --check docs/results.md
+	$(BIN)/python -m paper report paper/results/tiny.jsonl $(TINY:%=--check %)
+	$(BIN)/python -m paper report paper/results/small.jsonl $(SMALL:%=--check %)
 
 docs: .venv/.installed-dev  ## the documentation as a site in site/, which works offline
 	$(MKDOCS) build --strict
@@ -67,4 +75,4 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt 
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/.installed
 
-.PHONY: help install demo test test-all check format results-check docs docs-serve bench clean
+.PHONY: help install demo test test-all check format results-check results-update docs docs-serve bench clean

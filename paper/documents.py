@@ -4,13 +4,17 @@
     ...
     <!-- end -->
 
-What stands between the marks is rewritten by `update`; `check` refuses a document in which it differs.
+What stands between the marks is rewritten by `update`; `check` refuses a document in which it differs. So are figures
+in sentences (`paper.values` lists them), and pictures, whose files lie in figures/ beside the document:
+
+    ahead by <!-- value:lead cifar10 80-15-5 auto over the paper's four -->+10.5<!-- end --> points
+    <!-- results:figure served -->
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -32,15 +36,22 @@ from paper.grids import (
 )
 from paper.leads import Lead
 from paper.origin import origin_sentence
+from paper.pictures import PICTURES, describes
 from paper.results import Results
 from paper.tables import DATASETS, GRADIENT_VARIANCE, TABLES, published_gradient_variance
+from paper.values import value
+from paper.verdicts import VERDICT_COLUMNS, verdict_rows
 
-_LIKE_A_MARK = re.compile(r"<!--\s*results?\b(?=[^\w-])", re.IGNORECASE)
+_LIKE_A_MARK = re.compile(r"<!--\s*(results?|values?)\b(?=[^\w-])", re.IGNORECASE)
 _BEGIN = re.compile(r"<!--\s*results:\s*(.*?)\s*-->")
 _END = re.compile(r"<!--\s*end\s*-->")
+_INLINE = re.compile(r"(<!-- value:(.*?) -->)(.*?)(<!-- end -->)")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 ORIGIN = "origin"
 LEADS = "leads"
+VERDICTS = "verdicts"
+FIGURE = "figure"
+FIGURES = "figures"  # the folder beside a document
 
 
 @dataclass(frozen=True)
@@ -53,19 +64,50 @@ class Block:
 
 
 def update(path: Path, results: Results) -> int:
-    """Write every block anew; the number of blocks that changed. Nothing else changes."""
+    """Write every block and value anew; the number of those that changed. Nothing else changes."""
     lines = _read(path)
+    written = list(lines)
     changed = 0
     for block in reversed(_blocks(path, lines)):
         content = _content(block, lines, results)
-        changed += lines[block.first : block.last] != content
-        lines[block.first : block.last] = content
-    if changed:
+        changed += _draw(block, path, results) | (lines[block.first : block.last] != content)
+        written[block.first : block.last] = content
+    for number, line in enumerate(written):
+        if (filled := _filled(line, results, f"{path}, line {number + 1}")) != line:
+            written[number] = filled
+            changed += 1
+    if written != lines:
         file = path.resolve()  # a link stays one
         mode = file.stat().st_mode
-        write_atomically(file, "\n".join(lines).encode())
+        write_atomically(file, "\n".join(written).encode())
         file.chmod(mode)
     return changed
+
+
+def _filled(line: str, results: Results, where: str) -> str:
+    """The line with its values as the records have them."""
+
+    def fill(found: re.Match[str]) -> str:
+        try:
+            return f"{found[1]}{value(found[2], results)}{found[4]}"
+        except ConfigError as error:
+            raise error.within(source=where) from None
+
+    return _INLINE.sub(fill, line)
+
+
+def _draw(block: Block, path: Path, results: Results) -> bool:
+    """Write the figure that a block shows; whether it is another than before."""
+    kind, name = _parse(block.name, str(path))
+    if kind != FIGURE:
+        return False
+    file = path.parent / FIGURES / f"{name}.svg"
+    picture = PICTURES[name](results)
+    if file.is_file() and describes(file.read_text(), picture.words):
+        return False
+    file.parent.mkdir(exist_ok=True)
+    write_atomically(file, picture.svg().encode())
+    return True
 
 
 def check_marks(path: Path) -> None:
@@ -80,20 +122,41 @@ def _content(block: Block, lines: Sequence[str], results: Results) -> list[str]:
 
 
 def check(path: Path, results: Results) -> int:
-    """The number of blocks, all of which say what the records say."""
+    """The number of blocks and values, all of which say what the records say."""
     lines = _read(path)
     blocks = _blocks(path, lines)
     for block in blocks:
         written = lines[block.first : block.last]
-        for number, (found, right) in enumerate(
-            zip_longest(written, _content(block, lines, results)), start=block.first
-        ):
+        content = _content(block, lines, results)
+        for number, (found, right) in enumerate(zip_longest(written, content), start=block.first):
             if found != right:
-                raise StaleFiguresError(
-                    f"{path}, line {number + 1}: block {block.name!r} says {_quoted(found)}, the records say "
-                    f"{_quoted(right)}; rewrite it with: python -m paper report {results.path} --update {path}"
-                )
-    return len(blocks)
+                raise _stale(path, number, f"block {block.name!r} says", found, right, results)
+        _check_figure(block, path, results)
+    for number, line in enumerate(lines):
+        if (filled := _filled(line, results, f"{path}, line {number + 1}")) != line:
+            raise _stale(path, number, "says", line, filled, results)
+    return len(blocks) + sum(len(_INLINE.findall(line)) for line in lines)
+
+
+def _stale(
+    path: Path, number: int, says: str, found: str | None, right: str | None, results: Results
+) -> StaleFiguresError:
+    return StaleFiguresError(
+        f"{path}, line {number + 1}: {says} {_quoted(found)}, the records say {_quoted(right)}; "
+        f"rewrite it with: python -m paper report {results.path} --update {path}"
+    )
+
+
+def _check_figure(block: Block, path: Path, results: Results) -> None:
+    kind, name = _parse(block.name, str(path))
+    if kind != FIGURE:
+        return
+    file = path.parent / FIGURES / f"{name}.svg"
+    if not file.is_file() or not describes(file.read_text(), PICTURES[name](results).words):
+        raise StaleFiguresError(
+            f"{file}: shows other figures than the records have; "
+            f"draw it anew with: python -m paper report {results.path} --update {path}"
+        )
 
 
 def _quoted(line: str | None) -> str:
@@ -108,9 +171,9 @@ def _read(path: Path) -> list[str]:
 
 
 def _blocks(path: Path, lines: Sequence[str]) -> list[Block]:
-    """At least one, or whoever asked has named the wrong file."""
+    """Where there are none, and no values either, whoever asked has named the wrong file."""
     blocks = list(_marked(path, lines))
-    if not blocks:
+    if not blocks and not any(map(_INLINE.search, lines)):
         example = "<!-- results:table1 cifar10 --> and <!-- end -->"
         raise ConfigError(f"has no table of results; they stand between {example}", source=str(path))
     return blocks
@@ -128,8 +191,8 @@ def _marked(path: Path, lines: Sequence[str]) -> Iterator[Block]:
         if begin:
             begun = Block(begin[1], number + 1, number + 1)
             _parse(begun.name, f"{path}, line {number + 1}")
-        elif not fenced and _LIKE_A_MARK.search(line):
-            expected = "expected <!-- results:TABLE DATASET --> on a line of its own"
+        elif not fenced and _LIKE_A_MARK.search(_INLINE.sub("", line)):
+            expected = "expected <!-- results:TABLE DATASET --> on a line of its own, or a value and <!-- end --> on it"
             raise ConfigError(f"line {number + 1}: {expected}, got {line.strip()!r}", source=str(path))
         elif not fenced and _END.fullmatch(line.strip()):
             if not begun:
@@ -153,10 +216,11 @@ def _fence(line: str, open_fence: str) -> str:
 def _parse(name: str, where: str) -> tuple[str, str]:
     """(table, data set)."""
     table, _, dataset = name.partition(" ")
-    known = [*TABLES, GRADIENT_VARIANCE, LEADS, ORIGIN]
+    known = [*TABLES, GRADIENT_VARIANCE, LEADS, ORIGIN, VERDICTS, FIGURE]
     if table not in known:
         raise ConfigError(f"there is no table {table!r}{suggestion(table, known)}", source=where)
-    allowed = TABLES[table].datasets if table in TABLES else ("",) if table == ORIGIN else DATASETS
+    others: dict[str, Iterable[str]] = {ORIGIN: ("",), VERDICTS: ("",), FIGURE: PICTURES}
+    allowed = TABLES[table].datasets if table in TABLES else others.get(table, DATASETS)
     if dataset not in allowed:
         choice = " or ".join(f"{table} {each}".strip() for each in allowed)
         raise ConfigError(f"there is no block {name!r}; expected {choice}", source=where)
@@ -168,6 +232,10 @@ def render(name: str, results: Results) -> list[str]:
     table, dataset = _parse(name, "block")
     if table == ORIGIN:
         return ["", origin_sentence(results), ""]
+    if table == VERDICTS:
+        return ["", *_table(VERDICT_COLUMNS, list(verdict_rows(results)), numbers=False), ""]
+    if table == FIGURE:
+        return ["", f"![{PICTURES[dataset](results).words}]({FIGURES}/{dataset}.svg)", ""]
     if table == GRADIENT_VARIANCE:
         return _variance(dataset, results)
     if table == LEADS:
@@ -224,6 +292,6 @@ def _variance(dataset: str, results: Results) -> list[str]:
     return ["", *_table(["", "exit 1", "exit 2", "exit 3"], rows), ""]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---", *["---:"] * (len(columns) - 1)]
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> list[str]:
+    rule = ["---", *["---:" if numbers else "---"] * (len(columns) - 1)]
     return ["| " + " | ".join(row) + " |" for row in (columns, rule, *rows)]

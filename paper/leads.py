@@ -99,6 +99,12 @@ CONTESTS = (
         "auto",
         tuple(f"{name} + grid + coverage + blended" for name in _FOUR),
     ),
+    Contest(
+        "auto over the neighbouring methods",
+        "peers",
+        "auto",
+        tuple(row.label for row in TABLES["peers"].rows if row.serves_the_setting and row.label != "auto"),
+    ),
 )
 
 

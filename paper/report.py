@@ -67,7 +67,7 @@ def _documents(path: str, update: tuple[str, ...], check: tuple[str, ...]) -> No
         documents.check_marks(Path(name))  # of all, before any is written
     for name in update:
         count = documents.update(Path(name), results)
-        click.echo(f"{name}: {count} {'block' if count == 1 else 'blocks'} changed.")
+        click.echo(f"{name}: {count} {'figure' if count == 1 else 'figures'} or tables changed.")
     for name in check:
         count = documents.check(Path(name), results)
-        click.echo(f"{name}: {count} {'block agrees' if count == 1 else 'blocks agree'} with the records.")
+        click.echo(f"{name}: {count} tables and figures agree with the records.")
