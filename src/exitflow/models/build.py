@@ -11,6 +11,7 @@ import torch
 from exitflow.errors import ConfigError
 from exitflow.models import early_exit_resnet, slim_resnet, timm_networks
 from exitflow.models.backbones import TimmNetwork
+from exitflow.models.dry_run import check_network
 from exitflow.models.nested import NestedModel
 from exitflow.models.plain import PlainNetworks
 from exitflow.models.specs import CommonNetwork, CustomModel, ModelSpec, SeparateNetworks
@@ -55,11 +56,24 @@ def _custom(spec: CustomModel, input_shape: Shape, num_classes: int) -> NestedMo
     except (ImportError, AttributeError) as error:
         problem = f"cannot import {spec.factory!r} ({error}); is its folder on PYTHONPATH?"
         raise ConfigError(problem, key="model.factory") from None
-    model = factory(input_shape, num_classes)
+    except Exception as error:
+        raise _failed(f"importing {spec.factory!r}", error) from None
+    try:
+        model = factory(input_shape, num_classes)
+    except Exception as error:
+        raise _failed(f"calling {spec.factory!r} with ({input_shape}, {num_classes})", error) from None
     if not isinstance(model, NestedModel):
         problem = f"{spec.factory!r} must give a NestedModel, got {type(model).__name__}"
         raise ConfigError(problem, key="model.factory")
+    try:
+        check_network(model, input_shape, num_classes)
+    except ValueError as error:
+        raise ConfigError(f"what {spec.factory!r} gives does not fit: {error}", key="model.factory") from None
     return model
+
+
+def _failed(what: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{what} failed: {type(error).__name__}: {error}", key="model.factory")
 
 
 def preparation_of(spec: ModelSpec) -> tuple[int | None, tuple[float, ...], tuple[float, ...]]:
