@@ -3,7 +3,7 @@
 A specification is a frozen dataclass whose annotations say what TOML may hold: `int`, `float`, `bool`, `str`,
 `Literal[...]`, `X | None` (an absent key), `tuple[X, ...]`, `dict[str, X]`, or another specification. `decode` checks
 a parsed TOML value against it and names the key of the first thing that does not fit. A specification checks the
-ranges of its own fields in `__post_init__` with `require`, and its choices with `check_choices`, so it is just as safe
+ranges of its own fields in `__post_init__` with `require`, and their types with `check_fields`, so it is just as safe
 to build from Python.
 """
 
@@ -201,8 +201,8 @@ def _decode(hint: Any, value: Any) -> Any:
     return _decode_scalar(hint, value)
 
 
-def check_choices(spec: Any) -> None:
-    """Refuse a specification built from Python with a word that none of its fields knows."""
+def check_fields(spec: Any) -> None:
+    """Refuse a specification built from Python one of whose fields holds something else than it says."""
     kind: type = type(spec)
     for name, (hint, _) in _schema(kind).items():
         value = getattr(spec, name)
@@ -210,6 +210,28 @@ def check_choices(spec: Any) -> None:
         for item in value if isinstance(value, tuple) else [value]:
             if choices and item is not None:
                 located(name, _decode_choice, choices, item)
+        require(_fits(hint, value), name, f"expected {_expected(hint)}, got {_describe(value)}")
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value from Python is what a field says, where that is made of what TOML may hold."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(option, value) for option in args)
+    if origin is tuple:
+        return isinstance(value, tuple | list) and all(_fits(args[0], item) for item in value)
+    if origin is dict:
+        return isinstance(value, Mapping)
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, hint) if hint in (str, bool, types.NoneType) else True
+
+
+def _expected(hint: Any) -> str:
+    args = [each for each in get_args(hint) if each not in (types.NoneType, Ellipsis)]
+    if get_origin(hint) is tuple:
+        return "a tuple"
+    return "a mapping" if get_origin(hint) is dict else _SCALARS.get(args[0] if args else hint, "something else")
 
 
 def _choices(hint: Any, *, in_list: bool) -> tuple[Any, ...]:

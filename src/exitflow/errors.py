@@ -113,7 +113,7 @@ def _printable(word: str) -> str:
 def suggestion(given: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` where one of `known` is near to `given`, otherwise the whole list."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; known are: {', '.join(names)}" if names else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 Slices = Mapping[str, tuple[slice, ...]]  # tensor name -> the part of it; (): all
 
 ALIGNMENT = 64  # bytes
-DESCRIPTION, DIGEST = "exitflow", "digest"  # keys of a file's metadata: what it is, and a digest of its content
+DESCRIPTION = "exitflow"  # the key of a file's metadata: a digest of its content, and what it is
 
 
 def take(tensors: Tensors, slices: Slices) -> dict[str, Tensor]:
@@ -86,39 +86,48 @@ def unpack(data: bytes) -> dict[str, Tensor]:
         raise ValueError(f"the tensors cannot be read: {error}") from None
 
 
-def save_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> None:
-    """A safetensors file with a digest of all that it holds, written atomically."""
+def save_tensors(path: Path, tensors: Tensors, description: str = "") -> None:
+    """A safetensors file with a description and a digest of all that it holds, written atomically."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    described = dict(metadata or {})
-    write_atomically(path, save(contiguous, {**described, DIGEST: _digest(contiguous, described)}))
+    described = f"{_digest(contiguous, description)} {description}"  # in one value: several would be in random order
+    write_atomically(path, save(contiguous, {DESCRIPTION: described}))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a safetensors file; nothing is unpickled, and a digest that it has is compared."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from None
-    known = metadata.keys() <= {DIGEST, DESCRIPTION, "format"}  # or the digest's own name may be what is damaged
-    digest = metadata.pop(DIGEST, None)
-    if not known or (digest is not None and digest != _digest(tensors, metadata)):
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
+    """(tensors, description) of a safetensors file; nothing is unpickled, and a digest that it has is compared."""
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        digest, description = _described(file)
+        unknown = (file.metadata() or {}).keys() - {DESCRIPTION, "format"}  # a damaged name, perhaps
+    if unknown or (digest and digest != _digest(tensors, description)):
         raise RunError(f"{path}: is damaged: its content does not have the digest that was written with it")
-    return tensors, metadata
+    return tensors, description
 
 
-def read_description(path: Path) -> str | None:
-    """What the metadata of a safetensors file say that it is, without its tensors."""
+def read_description(path: Path) -> str:
+    """What a safetensors file says that it is, without its tensors; "" where it says nothing."""
+    with _opened(path) as file:
+        return _described(file)[1]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get(DESCRIPTION)
+            yield file
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from None
 
 
-def _digest(tensors: Tensors, metadata: Mapping[str, str]) -> str:
-    digest = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
+def _described(file: Any) -> tuple[str, str]:
+    """(digest, description); files from before there were digests have a description in JSON alone."""
+    text = (file.metadata() or {}).get(DESCRIPTION, "")
+    digest, _, description = text.partition(" ")
+    return ("", text) if text.startswith("{") else (digest, description)
+
+
+def _digest(tensors: Tensors, description: str) -> str:
+    digest = hashlib.blake2b(description.encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()

@@ -15,7 +15,7 @@ from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.models.nested import EarlyExitNetwork
-from exitflow.runs.runs import evaluate
+from exitflow.runs.runs import Run, evaluate
 from exitflow.runs.training import resume, train
 from exitflow.system.assembly import Assembly
 from exitflow.system.system import load_system
@@ -141,6 +141,22 @@ def test_data_that_does_not_fit_the_model_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match="does not fit data set 'random'"):
         train(tiny_system(), tmp_path / "run", dataset=image_dataset(96, size=6))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_finds_its_data_from_anywhere(tmp_path, monkeypatch):
+    own = tmp_path / "here" / "mine"
+    own.mkdir(parents=True)
+    (own / "dataset.toml").write_text("num_classes = 3\nmean = [128.0]\nstd = [64.0]\n")
+    for part in ("train", "validation", "test"):
+        split = getattr(DATA, part)
+        np.savez(own / f"{part}.npz", inputs=split.inputs.numpy(), labels=split.labels.numpy())
+    monkeypatch.chdir(tmp_path / "here")
+    train(tiny_system("data.name=own", "data.dir=mine"), "run")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    run = Run(tmp_path / "here" / "run")
+    assert run.system.data.dir == str(own)
+    assert 0 <= evaluate(run).accuracy <= 1
 
 
 def test_too_few_samples_for_an_exit_are_refused_before_anything_is_written(tmp_path):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from exitflow.config import check_choices, require
+from exitflow.config import check_fields, require
 from exitflow.data.partition import layer_shares
 from exitflow.errors import suggestion
 
@@ -27,7 +27,7 @@ class DataSpec:
     dirichlet_alpha: float | None = None  # label mix of a node; absent: IID
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         known = self.name in DATASETS
         require(known, "name", f"there is no data set {self.name!r}{suggestion(self.name, DATASETS)}")
         shares = self.layer_shares

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exitflow.config import check_choices, located, require
+from exitflow.config import check_fields, located, require
 from exitflow.federated.weighting import WEIGHTINGS, ExitWeighting, find_weighting, fixed_weights
 from exitflow.parts import Part, check_part, part_name
 
@@ -26,7 +26,7 @@ class ScheduleSpec:
     warmup_rounds: int = 0  # over which the learning rate rises to the schedule's
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         _require_factor(self.final_learning_rate, "final_learning_rate")
 
 
@@ -39,7 +39,7 @@ class OptimiserSpec:
     weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         require(0 <= self.momentum < 1, "momentum", f"must be from 0 to below 1, got {self.momentum}")
         _require_factor(self.weight_decay, "weight_decay")
 
@@ -53,7 +53,7 @@ class ObjectiveSpec:
     proximal_weight: float = 0.0  # mu of FedProx: how strongly a node is held to the model that it received
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         _require_factor(self.proximal_weight, "proximal_weight")
 
 
@@ -101,7 +101,7 @@ class TrainingSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weighting", part_name("weighting", self.weighting))
-        check_choices(self)
+        check_fields(self)
         check_part("weighting", self.weighting, WEIGHTINGS, "weighting")
         for key in ("rounds", "local_epochs", "local_steps", "batch_size", "evaluate_every"):
             value = getattr(self, key)

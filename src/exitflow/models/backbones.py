@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from exitflow.config import check_choices, require
+from exitflow.config import check_fields, require
 from exitflow.files import LARGE_FILE, read_file
 
 ExitBlocks = tuple[int, ...] | Literal["auto"]
@@ -31,7 +31,7 @@ class TimmNetwork:
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         require(bool(self.name), "name", "is missing: timm's name of a network; `exitflow models` lists them")
         valid = self.image_size is None or 8 <= self.image_size <= MAX_SIZE
         require(valid, "image_size", f"must be from 8 to {MAX_SIZE:,} pixels, got {self.image_size}")

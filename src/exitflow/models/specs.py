@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, Protocol, Self
 
-from exitflow.config import check_choices, decode, located, require, require_table
+from exitflow.config import check_fields, decode, located, require, require_table
 from exitflow.errors import suggestion
 from exitflow.models.backbones import TimmNetwork
 
@@ -38,7 +38,7 @@ class _ResidualTrunk:
 
     def check_trunk(self) -> None:
         """Refuse what is no network."""
-        check_choices(self)
+        check_fields(self)
         require(self.width >= 1, "width", f"must be at least 1, got {self.width}")
         problem = f"must be from 1 to {MAX_STRIDE}, got {self.stem_stride}"
         require(1 <= self.stem_stride <= MAX_STRIDE, "stem_stride", problem)

@@ -32,7 +32,10 @@ class Place:
     status: Status = field(default=lambda text: None)
 
     def __post_init__(self) -> None:
-        require(self.workers is None or self.workers >= 1, "workers", f"must be at least 1, got {self.workers}")
+        known = self.workers is None or (type(self.workers) is int and self.workers >= 1)
+        require(known, "workers", f"must be a whole number, at least 1, got {self.workers!r}")
+        known = self.address is None or isinstance(self.address, str)
+        require(known, "address", f"expected HOST:PORT of a Ray cluster, got {self.address!r}")
 
 
 def _serial(trainer: LocalTrainer, state: ServerState, place: Place) -> Backend:
@@ -76,7 +79,8 @@ def default_workers() -> int:
 
 def check_backend(name: str) -> None:
     """Refuse a name that is not in the table."""
-    require(name in BACKENDS, "backend", f"there is no backend {name!r}{suggestion(name, BACKENDS)}")
+    known = isinstance(name, str) and name in BACKENDS
+    require(known, "backend", f"there is no backend {name!r}{suggestion(str(name), BACKENDS)}")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from exitflow.config import require
 from exitflow.data.dataset import Dataset
 from exitflow.evaluation.accuracy import Evaluation
 from exitflow.federated.training_spec import GIVEN, TrainingSpec
+from exitflow.runs.arguments import check_dataset, check_seeds, check_system, checked_path
 from exitflow.runs.methods import apply_method
 from exitflow.runs.runs import evaluate
 from exitflow.runs.spread import Spread
@@ -105,7 +106,10 @@ def compare(
     The weights that the system itself gives, if any, are compared too. Runs that are there are used, unfinished ones
     are gone on with.
     """
-    folder = Path(out) if out else default_folder(system)
+    check_system(system)
+    check_dataset(dataset)
+    check_seeds(seeds)
+    folder = checked_path(out) if out else default_folder(system)
     variants = _variants(system, compared(system.training, weightings), methods)
     dataset = dataset or dataset_of(system)
     evaluations: dict[str, list[Evaluation]] = {name: [] for name in variants}

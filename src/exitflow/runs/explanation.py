@@ -17,6 +17,7 @@ from exitflow.federated.measuring import GradientTable, measure_gradients
 from exitflow.federated.training_spec import GIVEN, TrainingSpec
 from exitflow.federated.weighting import WEIGHTINGS, ExitProfile, bound_min
 from exitflow.parts import part_name
+from exitflow.runs.arguments import check_dataset, check_system
 from exitflow.runs.backends import open_backend
 from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System
@@ -83,6 +84,8 @@ def explain(
     Each with what nodes train under it. Those under which `system` could not be trained are left out. `curvature` is
     (L, mu) of the loss, the theorem's smoothness and strong convexity, where they are known.
     """
+    check_system(system)
+    check_dataset(dataset)
     check_curvature(curvature)
     dataset = dataset or dataset_of(system)
     named = {name: name for name in (*WEIGHTINGS, system.training.weighting)} | {LEAST: part_name("", bound_min)}

@@ -24,12 +24,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from exitflow.config import read_toml
+from exitflow.config import parse_json, read_toml
 from exitflow.errors import RunError
 from exitflow.federated.types import ServerState
 from exitflow.files import MEDIUM_FILE, append_line, is_leftover, locked, make_folder, read_file, write_atomically
 from exitflow.runs.records import Record, read_lines, read_records
-from exitflow.tensors import DESCRIPTION, load_tensors, read_description, save_tensors
+from exitflow.tensors import load_tensors, read_description, save_tensors
 
 SPEC, PROFILE = "spec.toml", "profile.json"
 EVIDENCE = (SPEC, PROFILE, "run-id", "noise.secret")  # files that decide how a run goes on
@@ -96,7 +96,7 @@ class RunDir:
         """How many samples each node had when the run began; {} where no round has been begun."""
         file = self.path / PROFILE
         try:
-            return dict(json.loads(file.read_text())["node_samples"]) if file.is_file() else {}
+            return dict(parse_json(read_file(file, MEDIUM_FILE))["node_samples"]) if file.is_file() else {}
         except (ValueError, KeyError, TypeError):
             raise RunError(f"{file}: was not written by exitflow; delete it, and it will be measured again") from None
 
@@ -171,7 +171,7 @@ class RunDir:
         if not self.checkpoint.is_file():
             return {}
         try:
-            return dict(json.loads(read_description(self.checkpoint) or "{}").get("digests", {}))
+            return dict(parse_json((read_description(self.checkpoint) or "{}").encode()).get("digests", {}))
         except (ValueError, TypeError, AttributeError):
             raise RunError(f"{self.checkpoint}: is damaged, or was not written by exitflow") from None
 
@@ -201,15 +201,15 @@ def _blake(data: bytes) -> hashlib.blake2b:
 def save_state(path: Path, state: ServerState, digests: Mapping[str, str] | None = None) -> None:
     """A state as a safetensors file that says which of its tensors are buffers, and what other files then were."""
     description = {"round": state.round, "buffers": sorted(state.buffers), "digests": digests or {}}
-    save_tensors(path, state.tensors, {DESCRIPTION: json.dumps(description)})
+    save_tensors(path, state.tensors, json.dumps(description))
 
 
 def load_state(path: Path) -> ServerState:
     """What `save_state` wrote."""
-    tensors, metadata = load_tensors(path)
+    tensors, description = load_tensors(path)
     try:
-        description = json.loads(metadata[DESCRIPTION])
-        buffers = {name: tensors.pop(name) for name in description["buffers"]}
-        return ServerState(description["round"], tensors, buffers)
+        known = parse_json(description.encode())
+        buffers = {name: tensors.pop(name) for name in known["buffers"]}
+        return ServerState(known["round"], tensors, buffers)
     except (KeyError, ValueError, TypeError):
         raise RunError(f"{path}: is damaged, or was not written by exitflow") from None

@@ -17,6 +17,7 @@ from exitflow.federated.types import ServerState
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
 from exitflow.models.tuning import trained_tensors
+from exitflow.runs.arguments import check_dataset, check_device, checked_path
 from exitflow.runs.losses import TrainingLosses
 from exitflow.runs.run_dir import RunDir, load_state
 from exitflow.runs.training_costs import TrainingCosts
@@ -78,6 +79,7 @@ class Run:
 
     def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
         """The answers of all exits on the test set: one pass, from which any serving setting can be evaluated."""
+        check_device(device)
         dataset = self._dataset(dataset)
         return blended(self.own_outputs(dataset, device=device), self.blends(dataset, device=device))
 
@@ -135,7 +137,8 @@ def evaluate(
 
     `outputs`, from `run.outputs()`, saves the pass over the test set when one run is evaluated often.
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = run if isinstance(run, Run) else Run(checked_path(run))
+    check_dataset(dataset)
     topology = run.system.topology
     if serving is not None:
         topology = serving_as(run.system, serving)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.config import require
+from exitflow.config import parse_json, require
 from exitflow.data.dataset import Dataset
 from exitflow.errors import RunError, TrainingError, suggestion
 from exitflow.evaluation.accuracy import evaluate_plan
@@ -31,8 +31,9 @@ from exitflow.federated.round_report import RoundReport
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.types import Backend, ServerState, Status
 from exitflow.federated.weighting import ExitProfile, measures_gradients
-from exitflow.files import write_atomically
+from exitflow.files import MEDIUM_FILE, read_file, write_atomically
 from exitflow.models.specs import SeparateNetworks
+from exitflow.runs.arguments import check_callable, check_dataset, check_device, check_system, checked_path
 from exitflow.runs.backends import Place, check_backend, one_thread, open_backend
 from exitflow.runs.losses import LossWatch
 from exitflow.runs.records import Record
@@ -40,7 +41,7 @@ from exitflow.runs.round_costs import forward_multiply_adds, link_bytes
 from exitflow.runs.run_dir import Accepted, RunDir, save_state
 from exitflow.runs.runs import Run, check_fit, with_weights
 from exitflow.system.assembly import Assembly, dataset_of
-from exitflow.system.system import System, same_training
+from exitflow.system.system import System, same_training, with_absolute_dir
 from exitflow.tensors import num_bytes, take
 from exitflow.theory.error_costs import calibrated_costs
 
@@ -69,7 +70,12 @@ def train(
     `address` is that of a Ray cluster; `federation` says where the nodes of a real federation meet, for backend
     "flower". `status` is told what is being waited for.
     """
+    check_system(system)
+    out = checked_path(out)
+    check_dataset(dataset)
+    check_callable(observer, "observer")
     check_backend(backend)
+    check_device(device)
     place = Place(workers, address, system.federation, status or _silent)
     dataset = dataset or dataset_of(system)
     if federation:
@@ -77,16 +83,16 @@ def train(
 
         dataset.require("validation", "the server of a federation")  # else nobody knows what came out
         run_id = new_run_id()
-        with join(federation, system, run_id, run=Path(out), status=status) as session:
+        with join(federation, system, run_id, run=out, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
             assembly.profile  # noqa: B018 - as below
-            run_dir = RunDir.create(out, system.to_toml())
+            run_dir = RunDir.create(out, with_absolute_dir(system).to_toml())
             run_dir.write_run_id(run_id)
             return Training(assembly, run_dir, device).run(lambda state: _joined(session, assembly), observer)
     dataset.require("validation", "a training")
     assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
-    run_dir = RunDir.create(out, system.to_toml())
+    run_dir = RunDir.create(out, with_absolute_dir(system).to_toml())
     return Training(assembly, run_dir, device).run_at(backend, place, observer)
 
 
@@ -108,15 +114,19 @@ def resume(
     What would change that is refused, unless it is among what to `accept`: an edited spec.toml, or lost states of
     nodes (momentum, and what compression left over), which then begin anew.
     """
-    run = Run(path)
+    run = Run(checked_path(path))
+    check_dataset(dataset)
+    check_callable(observer, "observer")
+    check_backend(backend)
+    check_device(device)
     for each in accept:
         choices = get_args(Accepted)
         require(each in choices, "accept", f"there is nothing called {each!r} to accept{suggestion(each, choices)}")
     if run.finished:
+        run.state()  # a damaged model is not taken for the end
         return run
     run.directory.check_unchanged(accept)
     system = run.system
-    check_backend(backend)
     place = Place(workers, address, system.federation, status or _silent)
     dataset = dataset or dataset_of(system)
     dataset.require("validation", "a training")
@@ -166,7 +176,7 @@ def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
 def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | None:
     """What an earlier part of this run measured."""
     try:
-        known = json.loads(file.read_bytes())["gradients"]
+        known = parse_json(read_file(file, MEDIUM_FILE))["gradients"]
         table = None if known is None else GradientTable.from_json(known)
         if table is None or table.variance.shape == shape:
             return table

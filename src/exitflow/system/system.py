@@ -133,7 +133,7 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
     """From parsed TOML."""
     changed = copy.deepcopy(dict(table)) if overrides else dict(table)
     for text in overrides:
-        path, value = parse_assignment(text)
+        path, value = parse_assignment(str(text))
         assign(changed, path, value)
     check_keys(changed, _KEYS)
     name = changed.get("name", default_name)
@@ -154,6 +154,13 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
 def _decode_training(table: Any) -> TrainingSpec:
     refuse_older_keys(require_table(table))
     return decode(TrainingSpec, table)
+
+
+def with_absolute_dir(system: System) -> System:
+    """The same system, whose data are found from any working directory."""
+    if system.data.dir is None:
+        return system
+    return replace(system, data=replace(system.data, dir=os.path.abspath(system.data.dir)))
 
 
 def same_training(one: System, other: System) -> bool:

@@ -18,7 +18,7 @@ PAPER_SETTINGS = ("80-15-5", "60-30-10", "45-35-20", "33-33-33", "20-35-45", "10
 def parse_setting(text: str) -> tuple[float, ...]:
     """`80-15-5` as shares that sum to 1."""
     try:
-        parts = [float(part) for part in text.split("-")]
+        parts = [float(part) for part in str(text).split("-")]
         total = math.fsum(parts)
     except (ValueError, OverflowError):
         parts, total = [], 0.0

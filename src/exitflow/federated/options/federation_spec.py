@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from exitflow.config import check_choices, require
+from exitflow.config import check_fields, require
 
 CompressionKind = Literal["none", "fp16", "int8", "top-k"]
 
@@ -24,7 +24,7 @@ class FederationSpec:
     delta: float = 1e-5  # for which the privacy loss epsilon is reported
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         require(0 < self.deadline <= 1e6, "deadline", f"must be above 0, up to 1e6 seconds, got {self.deadline}")
         require(self.norm_limit > 1, "norm_limit", f"must be above 1, got {self.norm_limit}")
         fraction = self.top_k_fraction

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from exitflow.config import assign, check_choices, decode, encode, located, parse_assignment, require
+from exitflow.config import assign, check_fields, decode, encode, located, parse_assignment, require
 from exitflow.serving.bundle.bundle import MAX_SAMPLES, Bundle
 
 CodecName = Literal["fp32", "fp16", "u8", "u4"]
@@ -43,7 +43,7 @@ class ServingSpec:
     links: dict[str, LinkSpec] = field(default_factory=dict)  # by parent
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         for name in ("link_megabits", "forward_timeout", "queue_seconds"):
             value = getattr(self, name)
             require(math.isfinite(value) and value > 0, name, f"must be above 0, got {value}")
