@@ -68,7 +68,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(INSTALL) '.[export,report,serve,train]'
+	$(INSTALL) '.[certs,export,flower,report,serve,train]'
 	@touch $@
 
 .venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt

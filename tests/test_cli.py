@@ -3,17 +3,21 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
 
 from exitflow.cli.main import main
-from exitflow.cli.program import Command
+from exitflow.cli.options import called_as
+from exitflow.cli.program import EXTRAS, Command
 from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.system.system import load_system
 from tests.command import call
 from tests.small import TINY
 
@@ -156,7 +160,7 @@ def test_without_pytorch_training_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "exitflow: this needs torch, which is not installed: pip install 'exitflow[train]'\n"
+    assert done.stderr == "exitflow: this needs torch, which is not installed: pip install -e '.[train]'\n"
 
 
 def test_train_says_where_the_run_is_and_what_came_out(run, tmp_path):
@@ -317,6 +321,16 @@ def test_explain_sets_the_weightings_side_by_side():
         (["evaluate", "x", "--confience", "y"], "there is no option '--confience'; did you mean '--confidence'?"),
         (["evaluate", "x", "--confidence", "y"], "exitflow: --confidence: 'y' is not one of 'entropy', "),
         (["evaluate"], "exitflow: RUN: is missing; see "),
+        (["plan", "paper-7", "--set", "training.lr=1"], "training.lr: unknown key; did you mean 'learning_rate'?"),
+        (
+            ["plan", "paper-7", "--set", "training.epochs=1"],
+            "training.epochs: unknown key; did you mean 'local_epochs'?",
+        ),
+        (
+            ["plan", "paper-7", "--set", "learning_rate=1"],
+            "learning_rate: unknown key; did you mean 'training.learning_rate'?",
+        ),
+        (["init", "README.md"], "exitflow: README.md: is already there; choose another name\n"),
         (["--verson"], "there is no option '--verson'; did you mean '--version'?"),
         (["train", "paper-7", "--out", "x", "--set", "training.local_steps=9223372036854775807"], "must be from 1 to"),
         (
@@ -340,6 +354,37 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(args, sentence):
 
 def test_a_bad_setting_is_refused(run):
     assert "such as 80-15-5" in call("evaluate", run, "--serving", "lots", code=2).stderr
+
+
+def test_init_writes_a_file_that_plans_and_says_what_its_comments_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("init", "my campus.toml").stdout.endswith("Next: exitflow plan 'my campus.toml'\n")
+    assert "my campus: requests/s" in call("plan", "my campus.toml").stdout
+    text = (tmp_path / "my campus.toml").read_text()
+    (tmp_path / "all.toml").write_text(re.sub(r"^# (\[?\w+\]?( = .*)?)(?= *(#.*)?$)", r"\1", text, flags=re.MULTILINE))
+    loaded, everything = load_system("my campus.toml"), load_system("all.toml")
+    assert everything.data.dirichlet_alpha == 0.5
+    assert everything.federation.clip_norm == 1.0
+    assert everything.training == loaded.training  # what stands in comments there is what holds when nothing is said
+
+
+@pytest.mark.parametrize(
+    ("called", "found", "hint"),
+    [
+        ("/opt/bin/exitflow", "/opt/bin/exitflow", "exitflow"),
+        (".venv/bin/exitflow", None, ".venv/bin/exitflow"),
+        ("/src/exitflow/__main__.py", "/opt/bin/exitflow", "python -m exitflow"),
+    ],
+)
+def test_a_hint_can_be_typed_as_it_stands(monkeypatch, called, found, hint):
+    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setattr("shutil.which", lambda name: found)
+    assert called_as() == hint
+
+
+def test_make_install_brings_what_the_commands_need():
+    installed = re.search(r"^\.venv/\.installed:.*\n\t.*'\.\[(.*)\]'", Path("Makefile").read_text(), re.MULTILINE)[1]
+    assert {*EXTRAS.values(), "certs"} - set(installed.split(",")) == {"ray"}
 
 
 def test_progress_keeps_quiet_where_nobody_watches(tmp_path):

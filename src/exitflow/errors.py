@@ -18,7 +18,9 @@ mend by asking differently, 1 for what failed on the way.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 MAX_WORD, MAX_SENTENCE = 300, 1200  # characters of an error, which may repeat what it was given
 
@@ -84,7 +86,15 @@ class MissingExtraError(ExitflowError):
     """An optional dependency is needed and not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs {package}, which is not installed: pip install 'exitflow[{extra}]'")
+        super().__init__(f"this needs {package}, which is not installed: pip install {_distribution(extra)}")
+
+
+def _distribution(extra: str) -> str:
+    """What pip calls this package with an extra: by its folder, in a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / "pyproject.toml").is_file():
+        return f"'exitflow[{extra}]'"
+    return f"-e '{'.' if root == Path.cwd() else root}[{extra}]'"
 
 
 def os_problem(error: OSError) -> str:
@@ -113,7 +123,21 @@ def _printable(word: str) -> str:
 def suggestion(given: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` where one of `known` is near to `given`, otherwise the whole list."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {near[0]!r}?"
+    if (near := _nearest(str(given), names)) is not None:
+        return f"; did you mean {near!r}?"
     return f"; known are: {', '.join(names)}" if names else ""
+
+
+def _nearest(given: str, names: Sequence[str]) -> str | None:
+    """A name that `given` is nearly, or abbreviates (lr for learning_rate), or shares its longest word with."""
+    if near := difflib.get_close_matches(given, names, n=1, cutoff=0.6):
+        return near[0]
+    words = {name: re.split(r"[-_.]", name) for name in names}
+    for name, parts in words.items():
+        if len(given) > 1 and given == "".join(part[:1] for part in parts):
+            return name
+    for word in sorted(re.split(r"[-_.]", given), key=len, reverse=True):
+        for name, parts in words.items():
+            if len(word) > 3 and any(part in (word, f"{word}s", word.removesuffix("s")) for part in parts):
+                return name
+    return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from exitflow.cli.completion import SYSTEM
 from exitflow.cli.options import (
     as_overrides,
     backend_option,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command, short_help="What each weighting costs, error by error.")
-@click.argument("system")
+@click.argument("system", type=SYSTEM)
 @backend_option
 @workers_option
 @data_dir_option

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from exitflow import logs
+from exitflow.cli.completion import FILE, FOLDER, SYSTEM
 from exitflow.cli.options import json_option, log_options, print_json, set_option
 from exitflow.cli.program import Group
 from exitflow.report.terminal import print_table
@@ -31,8 +32,8 @@ def federation() -> None:
 
 
 @federation.command()
-@click.argument("system")
-@click.option("--out", metavar="DIR", default="federation", show_default=True, help="The new folder.")
+@click.argument("system", type=SYSTEM)
+@click.option("--out", type=FOLDER, metavar="DIR", default="federation", show_default=True, help="The new folder.")
 @click.option(
     "--superlink",
     metavar="HOST:PORT",
@@ -62,7 +63,7 @@ def init(system: str, out: str, superlink: str, overrides: tuple[str, ...]) -> N
 
 
 @federation.command()
-@click.argument("folder")
+@click.argument("folder", type=FOLDER)
 @click.option("--host", metavar="ADDRESS", help="Listen here; at the host that `init` was told if not given.")
 @click.option("--flwr-run", is_flag=True, help="Run here what `flwr run` submits, instead of `exitflow train`.")
 @log_options
@@ -85,13 +86,14 @@ def server(folder: str, host: str | None, flwr_run: bool, log_level: str, log_fo
 
 _node_data = click.option(
     "--data-dir",
+    type=FOLDER,
     metavar="DIR",
     help="All training samples there are this node's; its part of the system's partition if not given.",
 )
 
 
 @federation.command()
-@click.argument("folder")
+@click.argument("folder", type=FOLDER)
 @_node_data
 @log_options
 def node(folder: str, data_dir: str | None, log_level: str, log_format: str) -> None:
@@ -111,9 +113,16 @@ def node(folder: str, data_dir: str | None, log_level: str, log_format: str) -> 
 @federation.command()
 @click.argument("name")
 @click.option(
-    "--socket", "path", metavar="PATH", required=True, help="Where to listen, for the Flower app of the node."
+    "--socket",
+    "path",
+    type=FILE,
+    metavar="PATH",
+    required=True,
+    help="Where to listen, for the Flower app of the node.",
 )
-@click.option("--states", metavar="DIR", default="states", show_default=True, help="Where the node keeps its states.")
+@click.option(
+    "--states", type=FOLDER, metavar="DIR", default="states", show_default=True, help="Where the node keeps its states."
+)
 @_node_data
 @log_options
 def worker(name: str, path: str, states: str, data_dir: str | None, log_level: str, log_format: str) -> None:
@@ -131,7 +140,7 @@ def worker(name: str, path: str, states: str, data_dir: str | None, log_level: s
 
 
 @federation.command()
-@click.argument("folder", default="federation")
+@click.argument("folder", type=FOLDER, default="federation")
 @json_option
 @click.pass_context
 def status(context: click.Context, folder: str, as_json: bool) -> None:
@@ -190,8 +199,8 @@ def _time(text: str | None) -> str:
 
 
 @federation.command()
-@click.argument("folder", default="federation")
-@click.option("--authority", metavar="DIR", help="Where its key lies; FOLDER/authority if not given.")
+@click.argument("folder", type=FOLDER, default="federation")
+@click.option("--authority", type=FOLDER, metavar="DIR", help="Where its key lies; FOLDER/authority if not given.")
 @click.option("--days", type=click.IntRange(1, 3650), default=1825, show_default=True, help="How long it is valid.")
 def renew(folder: str, authority: str | None, days: int) -> None:
     """Give the server a new certificate. A server that runs takes it up by itself, and no node needs anything.

@@ -8,6 +8,7 @@ from exitflow import __version__
 from exitflow.cli.program import Program
 
 COMMANDS = {  # name -> the module of exitflow.cli, which is loaded when it is needed
+    "init": "init",
     "plan": "planning",
     "whatif": "planning",
     "explain": "explain",
@@ -37,11 +38,12 @@ COMMANDS = {  # name -> the module of exitflow.cli, which is loaded when it is n
 def main() -> None:
     """Train one early-exit network across devices, edge servers and cloud for the traffic each will serve.
 
-    SYSTEM is a TOML file, or a preset such as paper-7:80-15-5.
+    SYSTEM is a TOML file, such as `exitflow init` writes, or a preset such as paper-7:80-15-5.
 
     \b
     Example:
-      exitflow plan paper-7:80-15-5
-      exitflow train paper-7:80-15-5 --out runs/first
+      exitflow init first.toml
+      exitflow plan first.toml
+      exitflow train first.toml --out runs/first
       exitflow evaluate runs/first
     """

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from exitflow import logs
+from exitflow.cli.completion import FOLDER
 from exitflow.errors import ConfigError
 from exitflow.runs.backends import BACKENDS
 
@@ -20,7 +25,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file; repeatable."
 )
-data_dir_option = click.option("--data-dir", metavar="DIR", help="Where the data set's files lie.")
+data_dir_option = click.option("--data-dir", type=FOLDER, metavar="DIR", help="Where the data set's files lie.")
 backend_option = click.option(
     "--backend", type=click.Choice(list(BACKENDS)), default="processes", show_default=True, help="Where to train."
 )
@@ -75,6 +80,20 @@ def dataset_for(run: Run, data_dir: str | None) -> Dataset:
 
     system = run.system
     return dataset_of(replace(system, data=replace(system.data, dir=data_dir)) if data_dir else system)
+
+
+def say_next(command: str, *arguments: str) -> None:
+    """What a user may want to do next, as the shell takes it."""
+    click.echo(f"Next: {called_as()} {shlex.join((command, *arguments))}")
+
+
+def called_as() -> str:
+    """What calls this program again: `exitflow`, or its path where the shell does not look for it."""
+    path = sys.argv[0]
+    if Path(path).name == "__main__.py":
+        return "python -m exitflow"
+    elsewhere = Path(path).name == "exitflow" and shutil.which("exitflow") is None
+    return shlex.quote(path) if elsewhere else "exitflow"
 
 
 def print_json(value: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from exitflow.cli.completion import FILE, FOLDER, SYSTEM
 from exitflow.cli.options import data_dir_option, dataset_for, json_option, print_json, set_option
 from exitflow.cli.program import Command
 from exitflow.config import require
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 MOST_PROBLEMS = 5  # that are printed
 _RUN = "Send up only what gains by it, as the exits of this run answer."
-_run = click.option("--run", metavar="RUN", help=_RUN)
+_run = click.option("--run", type=FOLDER, metavar="RUN", help=_RUN)
 
 
 @click.command(cls=Command, short_help="The rates at every node and exit of SYSTEM.")
-@click.argument("system")
+@click.argument("system", type=SYSTEM)
 @_run
 @click.option(
     "--price",
@@ -40,7 +41,7 @@ _run = click.option("--run", metavar="RUN", help=_RUN)
 @click.option(
     "--slo", "slos", multiple=True, metavar="MEASURE=BOUND", help="Keep p99=50ms, accuracy=93% or cost=20; repeatable."
 )
-@click.option("--html", metavar="FILE", help="Draw the plan as a page.")
+@click.option("--html", type=FILE, metavar="FILE", help="Draw the plan as a page.")
 @data_dir_option
 @set_option
 @json_option
@@ -182,7 +183,7 @@ def _print_timing(found: Timing, classes: NodeClasses) -> None:
 
 
 @click.command(cls=Command, short_help="Plans of SYSTEM for many values of its keys.")
-@click.argument("system")
+@click.argument("system", type=SYSTEM)
 @click.option(
     "--vary",
     "varied",
@@ -192,7 +193,7 @@ def _print_timing(found: Timing, classes: NodeClasses) -> None:
     help="Such as tiers.edge.count=1,2,4 or tiers.device.max_transfer_rate=1..20; repeatable.",
 )
 @_run
-@click.option("--html", metavar="FILE", help="The trade-off as a page, on which each point shows its plan.")
+@click.option("--html", type=FILE, metavar="FILE", help="The trade-off as a page, on which each point shows its plan.")
 @data_dir_option
 @set_option
 @json_option

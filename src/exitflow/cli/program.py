@@ -71,7 +71,7 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         names = self.list_commands(ctx)
-        if not args[0].startswith("-") and args[0] not in names:
+        if not args[0].startswith("-") and args[0] not in names and not ctx.resilient_parsing:
             raise ConfigError(f"there is no command {args[0]!r}{suggestion(args[0], names)}")
         return super().resolve_command(ctx, args)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from exitflow.cli.completion import FOLDER
 from exitflow.cli.program import Command
 
 
 @click.command(cls=Command, short_help="A page with tables and figures of RUNS.")
-@click.argument("runs")
-@click.option("--out", metavar="DIR", help="Where the page is written; RUNS/report if not given.")
+@click.argument("runs", type=FOLDER)
+@click.option("--out", type=FOLDER, metavar="DIR", help="Where the page is written; RUNS/report if not given.")
 def report(runs: str, out: str | None) -> None:
     """A page with the tables and figures of RUNS, which needs no network; the figures also as PNG files.
 

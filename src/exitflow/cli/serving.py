@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exitflow import logs
-from exitflow.cli.options import data_dir_option, dataset_for, json_option, log_options, print_json
+from exitflow.cli.completion import FILE, FOLDER
+from exitflow.cli.options import data_dir_option, dataset_for, json_option, log_options, print_json, say_next
 from exitflow.cli.program import Command
 from exitflow.errors import MissingExtraError
 from exitflow.report.terminal import live_table, percent, print_table, rate
@@ -25,8 +26,8 @@ _set = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", hel
 
 
 @click.command(cls=Command, short_help="Turn a trained RUN into a BUNDLE to serve.")
-@click.argument("run")
-@click.option("--out", required=True, metavar="BUNDLE", help="The new directory of the bundle.")
+@click.argument("run", type=FOLDER)
+@click.option("--out", required=True, type=FOLDER, metavar="BUNDLE", help="The new directory of the bundle.")
 @click.option("--quantize", type=click.Choice(["int8"]), help="Static quantisation, calibrated on validation data.")
 @click.option(
     "--confidence", type=click.Choice(list(CONFIDENCES)), default="entropy", show_default=True, help="How nodes rank."
@@ -98,11 +99,11 @@ def _print_export(out: str, manifest: Manifest) -> None:
         for cost in manifest.codecs
     ]
     print_table("What sending features to the next exit costs", columns, codecs)
-    click.echo(f"{out}: next: exitflow up {out}")
+    say_next("up", out)
 
 
 @click.command(cls=Command, short_help="Serve one node of BUNDLE.")
-@click.argument("bundle")
+@click.argument("bundle", type=FOLDER)
 @click.option("--node", required=True, metavar="NAME", help="Which node of the bundle this is.")
 @click.option("--listen", default="127.0.0.1:8001", show_default=True, metavar="HOST:PORT", help="gRPC.")
 @click.option("--http", metavar="HOST:PORT", help="REST, health and metrics.")
@@ -110,7 +111,12 @@ def _print_export(out: str, manifest: Manifest) -> None:
 @click.option(
     "--parent", "parents", multiple=True, metavar="NODE=HOST:PORT", help="Where a parent listens; repeatable."
 )
-@click.option("--certs", metavar="DIR", help="This node's directory made by exitflow certs: TLS, mutual between nodes.")
+@click.option(
+    "--certs",
+    type=FOLDER,
+    metavar="DIR",
+    help="This node's directory made by exitflow certs: TLS, mutual between nodes.",
+)
 @click.option("--token", metavar="TOKEN", envvar="EXITFLOW_TOKEN", help="Clients must send it; also $EXITFLOW_TOKEN.")
 @click.option(
     "--open", "open_", is_flag=True, help="With --certs: --http and --clients answer everybody, without a token."
@@ -154,7 +160,7 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
 
 
 @click.command(cls=Command, short_help="Serve every node of BUNDLE on this machine.")
-@click.argument("bundle")
+@click.argument("bundle", type=FOLDER)
 @log_options
 @_set
 @json_option
@@ -207,7 +213,9 @@ def _access(command: Any) -> Any:
     """Options for who may ask."""
     for option in (
         click.option("--token", metavar="TOKEN", envvar="EXITFLOW_TOKEN", help="Of the nodes; also $EXITFLOW_TOKEN."),
-        click.option("--certs", metavar="DIR", help="A directory made by exitflow certs, such as certs/client."),
+        click.option(
+            "--certs", type=FOLDER, metavar="DIR", help="A directory made by exitflow certs, such as certs/client."
+        ),
     ):
         command = option(command)
     return command
@@ -220,7 +228,7 @@ _DRIFT = (
 
 
 @click.command(cls=Command, short_help="Send requests to a tree, and report.")
-@click.argument("targets", nargs=-1, required=True, metavar="BUNDLE|ADDRESS...")
+@click.argument("targets", type=FOLDER, nargs=-1, required=True, metavar="BUNDLE|ADDRESS...")
 @click.option("--rate", "total_rate", type=float, metavar="R", help="Requests/s in all; as planned if not given.")
 @click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="N requests at once, instead of arrivals.")
 @click.option("--duration", type=float, default=10.0, show_default=True, metavar="S", help="Seconds.")
@@ -297,7 +305,7 @@ def _print_load(found: LoadReport) -> None:
 
 @click.command(cls=Command, short_help="Turn observed rates into a system file.")
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
-@click.option("--out", required=True, metavar="FILE", help="The new system file.")
+@click.option("--out", required=True, type=FILE, metavar="FILE", help="The new system file.")
 @click.option("--window", type=click.FloatRange(min=1), metavar="S", help="Watch for S seconds; else since the start.")
 @_access
 @json_option
@@ -328,7 +336,7 @@ def observe(addresses: tuple[str, ...], out: str, window: float | None, as_json:
     print_table("Observed requests/s", ["node", "arriving", "served", "forwarded"], rows)
     if found.unseen:
         click.echo(f"Not asked, so as planned: {', '.join(found.unseen)}.")
-    click.echo(f"{out}: next: exitflow plan {out}")
+    say_next("plan", out)
 
 
 @click.command(cls=Command, short_help="Let nodes load a new bundle.")
@@ -363,8 +371,10 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
 
 
 @click.command(cls=Command, short_help="Make a private CA and certificates for a tree.")
-@click.argument("bundle")
-@click.option("--out", required=True, metavar="DIR", help="The new directory; keep its ca-key.pem to yourself.")
+@click.argument("bundle", type=FOLDER)
+@click.option(
+    "--out", required=True, type=FOLDER, metavar="DIR", help="The new directory; keep its ca-key.pem to yourself."
+)
 @click.option(
     "--host",
     "hosts",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exitflow.cli.completion import FILE, FOLDER, SYSTEM, one_of, some_of
 from exitflow.cli.options import (
     as_overrides,
     backend_option,
@@ -15,6 +16,7 @@ from exitflow.cli.options import (
     dataset_for,
     json_option,
     print_json,
+    say_next,
     set_option,
     split_names,
     split_seeds,
@@ -39,25 +41,26 @@ _address = click.option("--address", metavar="ADDRESS", help="Of a Ray cluster; 
 _superlink = click.option("--superlink", metavar="HOST:PORT", help="Where the nodes of a real federation meet.")
 _federation = click.option(
     "--federation",
+    type=FOLDER,
     metavar="DIR",
     default="federation",
     show_default=True,
     help="What `federation init` wrote, for --superlink.",
 )
-_relay = click.option("--relay", metavar="PATH", hidden=True)  # where a ServerApp that started this command connects
+_relay = click.option("--relay", type=FILE, hidden=True)  # where a ServerApp that started this command connects
 
 
 @click.command(cls=Command, short_help="Train SYSTEM, or go on with a run that was cut off.")
-@click.argument("system", required=False)
-@click.option("--out", metavar="RUN", help="The new directory of the run.")
-@click.option("--resume", "resumed", metavar="RUN", help="Go on with this run instead of starting one.")
+@click.argument("system", type=SYSTEM, required=False)
+@click.option("--out", type=FOLDER, metavar="RUN", help="The new directory of the run.")
+@click.option("--resume", "resumed", type=FOLDER, metavar="RUN", help="Go on with this run instead of starting one.")
 @click.option(
     "--accept",
     multiple=True,
     metavar="WHAT",
     help="With --resume, what is gone on with knowingly: edited-spec, or lost-states of nodes; repeatable.",
 )
-@click.option("--weighting", metavar="NAME", help=f"One of {', '.join(WEIGHTINGS)}.")
+@click.option("--weighting", type=one_of(WEIGHTINGS), metavar="NAME", help=f"One of {', '.join(WEIGHTINGS)}.")
 @click.option("--seed", type=int, metavar="N", help="Of all that is random.")
 @click.option("--rounds", type=int, metavar="N", help="How many rounds to train.")
 @backend_option
@@ -170,11 +173,11 @@ def print_training(run: Run, as_json: bool) -> None:
     click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits on all samples {exits} %.")
     for sentence in losses.sentences():
         click.echo(sentence)
-    click.echo(f"Next: exitflow evaluate {run.path}")
+    say_next("evaluate", str(run.path))
 
 
 @click.command(cls=Command, short_help="How accurately the system of RUN answers.")
-@click.argument("run")
+@click.argument("run", type=FOLDER)
 @click.option("--serving", multiple=True, metavar="X-Y-Z", help="Another serving setting; may be given more than once.")
 @click.option(
     "--confidence", type=click.Choice(list(CONFIDENCES)), default="entropy", show_default=True, help="How nodes rank."
@@ -222,11 +225,15 @@ def _print_evaluation(run: Run, setting: str | None, result: Evaluation) -> None
 
 
 @click.command(cls=Command, short_help="Train SYSTEM in several ways, and compare.")
-@click.argument("system")
-@click.option("--weightings", metavar="A,B", help=f"What to compare; {COMPARED} if nothing is said.")
-@click.option("--methods", metavar="A,B", help=f"More to compare: {', '.join(METHODS)}.")
+@click.argument("system", type=SYSTEM)
+@click.option(
+    "--weightings", type=some_of(WEIGHTINGS), metavar="A,B", help=f"What to compare; {COMPARED} if nothing is said."
+)
+@click.option("--methods", type=some_of(METHODS), metavar="A,B", help=f"More to compare: {', '.join(METHODS)}.")
 @click.option("--seeds", metavar="N,N", help="Each of them is trained with each seed; the system's own if not given.")
-@click.option("--out", metavar="DIR", help="Where the runs are kept; a folder for the system in runs/ if not given.")
+@click.option(
+    "--out", type=FOLDER, metavar="DIR", help="Where the runs are kept; a folder for the system in runs/ if not given."
+)
 @backend_option
 @workers_option
 @data_dir_option

@@ -11,7 +11,7 @@ import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,7 +135,7 @@ def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, de
     for text in overrides:
         path, value = parse_assignment(str(text))
         assign(changed, path, value)
-    check_keys(changed, _KEYS)
+    _check_top_keys(changed)
     name = changed.get("name", default_name)
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= MAX_NAME:
         raise ConfigError(f"expected a name of 1 to {MAX_NAME} printable characters, got {name!r}", key="name")
@@ -161,6 +161,15 @@ def with_absolute_dir(system: System) -> System:
     if system.data.dir is None:
         return system
     return replace(system, data=replace(system.data, dir=os.path.abspath(system.data.dir)))
+
+
+def _check_top_keys(table: Mapping[str, Any]) -> None:
+    """Refuse a key that no system has; one of a table that stands outside of it is told where it belongs."""
+    specs = {"training": TrainingSpec, "data": DataSpec, "federation": FederationSpec, "model": EarlyExitResNet}
+    for key in table:
+        homes = [name for name, spec in specs.items() if key in (field.name for field in fields(spec))]
+        require(key in _KEYS or not homes, key, f"unknown key; did you mean '{''.join(homes[:1])}.{key}'?")
+    check_keys(table, _KEYS)
 
 
 def same_training(one: System, other: System) -> bool:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -182,6 +183,12 @@ def test_a_table_says_whether_it_came_out_as_planned(tree_with_limits):
     text = call("load", *places, "--duration", 1, "--concurrency", 4).stdout
     for words in ("received", "bytes up", "p99", "accuracy as served", "as planned"):
         assert words in text
+    share, low, high, count = re.search(
+        r"([\d.]+) % accuracy as served \(([\d.]+) to ([\d.]+) % with 95 % confidence, n = ([\d,]+)\)", text
+    ).groups()
+    assert 0 <= float(low) <= float(share) <= float(high) <= 100
+    assert f"{count} of {count} requests were answered" in text
+    assert f"(n = {count}), planned" in text
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from exitflow.serving.traffic.load import Measured, right_answers
 from exitflow.topology.rates import NodeRates, serving_plan
 
 DEVIATIONS = 3.0  # standard deviations within which a figure counts as planned ...
+NORMAL_95 = 1.959963984540054  # standard deviations around the mean of a normal distribution that hold 95 % of it
 SLACK = 0.02  # ... and this much of everything on top, for buckets that fill at the start
 
 
@@ -56,6 +57,7 @@ class LoadReport:
     requests_per_second: float
     milliseconds: Mapping[str, float | None]  # p50, p90, p99
     accuracy: float | None  # as served
+    accuracy_interval: tuple[float, float] | None  # within which it is with 95 % confidence, by chance of the samples
     predicted_accuracy: float
     exit_share: tuple[float, ...]
     planned_exit_share: tuple[float, ...]
@@ -98,6 +100,7 @@ def report(measured: Measured) -> LoadReport:
         requests_per_second=count / measured.seconds,
         milliseconds=_percentiles(outcomes.latencies),
         accuracy=accuracy,
+        accuracy_interval=wilson_interval(accuracy, count) if accuracy is not None else None,
         predicted_accuracy=evaluation.accuracy,
         exit_share=shares,
         planned_exit_share=tuple(rates.exit_share.tolist()),
@@ -106,6 +109,14 @@ def report(measured: Measured) -> LoadReport:
         audit_agreement=agreed / audited if audited else None,
         verdicts=_verdicts(count, shares, rates.exit_share.tolist(), accuracy, evaluation.accuracy, links, measured),
     )
+
+
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share that was found in `count` trials, after Wilson (1927)."""
+    factor = 1 + NORMAL_95**2 / count
+    centre = (share + NORMAL_95**2 / (2 * count)) / factor
+    half = NORMAL_95 / factor * math.sqrt(share * (1 - share) / count + (NORMAL_95 / (2 * count)) ** 2)
+    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def _percentiles(latencies: list[float]) -> dict[str, float | None]:
@@ -182,13 +193,17 @@ def _verdicts(
     failed = sum(measured.outcomes.failures.values())
     answered = (f"{count:,} of {measured.outcomes.sent:,} requests were answered", failed == 0)
     off = [abs(found - share) <= _tolerance(share, count) for found, share in zip(shares, planned, strict=True)]
-    served = "-".join(f"{100 * share:.0f}" for share in shares)
-    rates = (f"exits served {served} %, planned {'-'.join(f'{100 * share:.0f}' for share in planned)} %", all(off))
+    served, planned_text = ("-".join(f"{100 * share:.0f}" for share in each) for each in (shares, planned))
+    rates = (f"exits served {served} % (n = {count:,}), planned {planned_text} %", all(off))
     full = [name for name, link in links.items() if link.over_limit]
     limits = (f"links over their limit: {', '.join(full) or 'none'}", not full)
-    found = "no" if accuracy is None else f"{100 * accuracy:.1f} %"
+    found = "no accuracy as served"
+    if accuracy is not None:
+        low, high = wilson_interval(accuracy, count)
+        chance = f"{100 * low:.1f} to {100 * high:.1f} % with 95 % confidence, n = {count:,}"
+        found = f"{100 * accuracy:.1f} % accuracy as served ({chance})"
     right = (
-        f"{found} accuracy as served, {100 * predicted:.1f} % predicted",
+        f"{found}, {100 * predicted:.1f} % predicted",
         accuracy is not None and abs(accuracy - predicted) <= _tolerance(predicted, count),
     )
     gone = [name for name in measured.plan.addresses if name not in measured.lasting]
