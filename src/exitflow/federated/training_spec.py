@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -98,6 +99,7 @@ class TrainingSpec:
     server_step: Literal["coverage", "paper", "sample-mean", "node-mean"] = "coverage"
     evaluate_every: int = 10  # rounds between evaluations on validation data; the last round always is
     seed: int = 0
+    tune: str = "full"  # what is trained: all, the "heads", all "from:8", block 8, on, or adapters of rank 8, "lora:8"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weighting", part_name("weighting", self.weighting))
@@ -115,6 +117,9 @@ class TrainingSpec:
         require(valid, "learning_rate", f"must be above 0, up to {MAX_FACTOR:g}, got {self.learning_rate}")
         require(0 < self.participation <= 1, "participation", f"must be above 0, up to 1, got {self.participation}")
         require(0 <= self.help_probability <= 1, "help_probability", f"must be 0 to 1, got {self.help_probability}")
+        known = re.fullmatch(r"full|heads|(from|lora):[1-9]\d{0,3}", self.tune)
+        problem = f'must be "full", "heads", "from:N" (block N on) or "lora:N" (adapters of rank N), got {self.tune!r}'
+        require(known is not None, "tune", problem)
         share = self.objective.name != "soft-labels" or self.distillation.weight <= 1
         problem = f"is the share of the soft labels here, 0 to 1, got {self.distillation.weight}"
         require(share, "distillation.weight", problem)

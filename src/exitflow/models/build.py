@@ -15,15 +15,20 @@ from exitflow.models.dry_run import check_network
 from exitflow.models.nested import NestedModel
 from exitflow.models.plain import PlainNetworks
 from exitflow.models.specs import CommonNetwork, CustomModel, ModelSpec, SeparateNetworks
+from exitflow.models.tuning import tune
 
 Shape = tuple[int, ...]
 
 
-def build_model(spec: ModelSpec, input_shape: Shape, num_classes: int, *, seed: int) -> NestedModel:
-    """The network that `spec` describes, its initial weights determined by `seed`."""
+def build_model(
+    spec: ModelSpec, input_shape: Shape, num_classes: int, *, seed: int, tuned: str = "full"
+) -> NestedModel:
+    """The network that `spec` describes, its initial weights determined by `seed`, frozen but for what is `tuned`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _build(spec, input_shape, num_classes)
+        network = _build(spec, input_shape, num_classes)
+        tune(network, tuned)
+        return network
 
 
 def _build(spec: ModelSpec, input_shape: Shape, num_classes: int) -> NestedModel:

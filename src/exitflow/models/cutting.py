@@ -51,6 +51,7 @@ def exit_network(
     last_head: nn.Module,
     example: Tensor,
     *,
+    blocks: Sequence[nn.Module],
     heads: Sequence[BackboneHead],
     num_classes: int,
     num_prefix_tokens: int = 0,
@@ -67,7 +68,7 @@ def exit_network(
         for module in stage[0].modules():
             if getattr(module, "inplace", False):
                 vars(module)["inplace"] = False
-    return EarlyExitNetwork(sequences, [*made, last_head])
+    return EarlyExitNetwork(sequences, [*made, last_head], blocks)
 
 
 def make_head(

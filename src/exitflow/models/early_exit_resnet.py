@@ -32,7 +32,8 @@ def build(spec: EarlyExitResNet, input_shape: tuple[int, ...], num_classes: int)
             stages.append(nn.Sequential(*pending))
             heads.append(_head(spec.heads[len(heads)], channels, size, num_classes))
             pending = []
-    network = EarlyExitNetwork(stages, heads)
+    blocks = [module for stage in stages for module in stage.modules() if isinstance(module, BasicBlock)]
+    network = EarlyExitNetwork(stages, heads, blocks)
     _initialise(network)
     return network
 

@@ -45,8 +45,12 @@ class NestedModel(nn.Module, ABC):
 class EarlyExitNetwork(NestedModel):
     """Any network cut into stages, with a classifier behind each: exit e is stages 1..e and head e."""
 
-    def __init__(self, stages: Sequence[nn.Module], heads: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, stages: Sequence[nn.Module], heads: Sequence[nn.Module], blocks: Sequence[nn.Module] = ()
+    ) -> None:
+        """`blocks` are the parts of the stages that are counted, such as for `tune = "from:8"`; else the stages are."""
         super().__init__()
+        self.blocks = list(blocks or stages)
         if not stages or len(stages) != len(heads):
             raise ValueError(f"every stage needs a head: got {len(stages)} stages and {len(heads)} heads")
         self.num_exits = len(stages)

@@ -236,6 +236,15 @@ def factories(spec: ModelSpec) -> frozenset[str]:
     return factories(spec.network) if isinstance(spec, CommonNetwork | SeparateNetworks) else frozenset()
 
 
+def without_weights(spec: ModelSpec) -> ModelSpec:
+    """The same network, to be filled with weights that come from elsewhere."""
+    if isinstance(spec, TimmNetwork):
+        return replace(spec, weights=None, weights_sha256=None)
+    if isinstance(spec, CommonNetwork | SeparateNetworks):
+        return replace(spec, network=without_weights(spec.network))
+    return spec
+
+
 def _require_exits(found: int, num_exits: int, key: str) -> None:
     problem = f"the model has {found} exits, but no node stands at exit {found}"
     require(found <= num_exits, key, problem)

@@ -62,6 +62,7 @@ def build(spec: TimmNetwork, input_shape: tuple[int, ...], num_classes: int) -> 
                 [units[start:stop] for start, stop in bounds],
                 head,
                 example,
+                blocks=[units[index] for index in blocks],
                 heads=spec.heads,
                 num_classes=num_classes,
                 num_prefix_tokens=getattr(whole, "num_prefix_tokens", 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.federated.types import ServerState
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
-from exitflow.models.tuning import trained_tensors
+from exitflow.models.specs import without_weights
+from exitflow.models.tuning import saved_tensors, trained_tensors
 from exitflow.runs.arguments import check_dataset, check_device, checked_path
 from exitflow.runs.losses import TrainingLosses
 from exitflow.runs.run_dir import RunDir, load_state
 from exitflow.runs.training_costs import TrainingCosts
 from exitflow.system.assembly import Assembly, dataset_of, prepared_for
 from exitflow.system.system import System, load_resolved, serving_as
-from exitflow.tensors import copy_into
+from exitflow.tensors import Tensors, copy_into
 
 
 class Run:
@@ -74,7 +76,10 @@ class Run:
 
     def model(self, dataset: Dataset | None = None) -> NestedModel:
         """The network with its trained weights."""
-        model = Assembly(self.system, self._dataset(dataset)).model
+        system = self.system
+        if self.finished:  # what is saved then is whole, so the file that the weights once came from is not needed
+            system = replace(system, model=without_weights(system.model))
+        model = Assembly(system, self._dataset(dataset)).model
         return with_weights(model, self.state(), source=str(self.path))
 
     def outputs(self, dataset: Dataset | None = None, *, device: str = "cpu") -> ExitOutputs:
@@ -111,17 +116,27 @@ class Run:
 
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
     """Refuse a state that is of another model."""
-    own = trained_tensors(model)
-    given = state.tensors
-    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
+    fitting = (trained_tensors(model), whole(model, state).tensors)
+    if not any(_shapes(own) == _shapes(state.tensors) for own in fitting):
         raise RunError(f"{source}: the weights do not fit the model in spec.toml")
+
+
+def whole(model: NestedModel, state: ServerState) -> ServerState:
+    """A state with what is frozen too."""
+    params, buffers = saved_tensors(model)
+    return ServerState(state.round, {**params, **state.params}, {**buffers, **state.buffers})
+
+
+def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
 def with_weights(model: NestedModel, state: ServerState, *, source: str) -> NestedModel:
     """`model` with the tensors of `state`, in the layout in which it computes fastest."""
     check_fit(model, state, source=source)
-    copy_into(trained_tensors(model), state.tensors)
+    own, buffers = saved_tensors(model)
+    copy_into({name: tensor for name, tensor in {**own, **buffers}.items() if name in state.tensors}, state.tensors)
     return model.to(memory_format=best_layout(model))  # type: ignore[call-overload, no-any-return]
 
 

@@ -39,7 +39,7 @@ from exitflow.runs.losses import LossWatch
 from exitflow.runs.records import Record
 from exitflow.runs.round_costs import forward_multiply_adds, link_bytes
 from exitflow.runs.run_dir import Accepted, RunDir, save_state
-from exitflow.runs.runs import Run, check_fit, with_weights
+from exitflow.runs.runs import Run, check_fit, whole, with_weights
 from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, same_training, with_absolute_dir
 from exitflow.tensors import num_bytes, take
@@ -222,7 +222,7 @@ class Training:
                 for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
                     pass
             check_somebody_trained(self._run_dir.records())
-            save_state(self._run_dir.model, state)
+            save_state(self._run_dir.model, whole(self._assembly.model, state))
             self._run_dir.checkpoint.unlink(missing_ok=True)
         return Run(self._run_dir.path)
 

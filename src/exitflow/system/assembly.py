@@ -26,7 +26,7 @@ from exitflow.federated.weighting import ExitProfile
 from exitflow.models.build import build_model, preparation_of
 from exitflow.models.cost import ExitCost, exit_costs, joint_cost
 from exitflow.models.nested import NestedModel
-from exitflow.models.tuning import trained_buffers, trained_parameters, trained_tensors
+from exitflow.models.tuning import trained_buffers, trained_parameters, trained_tensors, training_mode
 from exitflow.seeds import derive
 from exitflow.system.system import System
 from exitflow.topology.rates import ServingPlan, serving_plan
@@ -71,7 +71,13 @@ class Assembly:
         """The network with its initial weights, the same for all nodes."""
         seed = derive(self.system.training.seed, "model")
         try:
-            model = build_model(self.system.model, self.dataset.prepared_shape, self.dataset.num_classes, seed=seed)
+            model = build_model(
+                self.system.model,
+                self.dataset.prepared_shape,
+                self.dataset.num_classes,
+                seed=seed,
+                tuned=self.system.training.tune,
+            )
         except ValueError as error:
             raise ConfigError(f"does not fit data set {self.dataset.name!r}: {error}", key="model") from None
         num_exits = self.system.topology.num_exits
@@ -124,7 +130,9 @@ class Assembly:
                 continue
             try:
                 with torch.no_grad():
-                    self.model.submodel(node.exit).train()(torch.zeros(1, *self.dataset.prepared_shape))
+                    network = self.model.submodel(node.exit)
+                    training_mode(network)
+                    network(torch.zeros(1, *self.dataset.prepared_shape))
             except ValueError as error:
                 what = f"node {node.name!r}, with {num_samples} samples, would train exit {node.exit} on one at a time"
                 problem = f"{what}, and this network needs at least two: {error}"

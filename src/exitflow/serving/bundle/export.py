@@ -16,6 +16,7 @@ from exitflow.evaluation.blending import blended, fit_blends
 from exitflow.evaluation.outputs import exit_outputs
 from exitflow.models.cost import exit_costs
 from exitflow.models.nested import NestedModel
+from exitflow.models.tuning import merged
 from exitflow.serving.bundle.assembling import LabelledInputs, Parts, assemble, check_place
 from exitflow.serving.bundle.bundle import Manifest
 from exitflow.serving.bundle.onnx_segments import export_segments, quantise_segments
@@ -47,7 +48,7 @@ def export_bundle(
     """Write the bundle into the new directory `out`; with `replace`, in place of the bundle that is there."""
     out = Path(out)
     check_place(out, replace=replace)
-    dataset, model = trained.dataset, trained.model
+    dataset, model = trained.dataset, merged(trained.model)
     test = dataset.require("test", "a bundle")  # what it costs against PyTorch is told
     reference = exit_outputs(model, test, dataset.preparation)
     if trained.blends_answers:
