@@ -38,7 +38,7 @@ format: .venv/.installed-dev  ## rewrite the sources in the one format
 
 # Documents with figures, by the store that they are written from.
 TINY := $(wildcard docs/tables/tiny-*.md)
-SMALL := docs/results.md $(filter-out $(TINY),$(wildcard docs/tables/*.md))
+SMALL := README.md docs/results.md $(filter-out $(TINY),$(wildcard docs/tables/*.md))
 
 results-update: .venv/.installed  ## every table, figure and value in the docs written anew from the store
 	$(BIN)/python -m paper report paper/results/tiny.jsonl $(TINY:%=--update %)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -19,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
 @pytest.fixture
@@ -40,9 +41,15 @@ def test_every_command_works():
 
 @pytest.mark.usefixtures("checkout")
 def test_the_python_example_works(capsys):
-    program, _ = blocks("python")  # the other one asks a node: tests/serving/test_readme.py
+    (program,) = blocks("python")
     exec(compile(program, "README.md", "exec"), {})
     assert "0.8" in capsys.readouterr().out
+
+
+def test_it_is_short_and_its_picture_is_what_the_script_draws():
+    assert README.count("\n") <= 110
+    script = runpy.run_path(str(ROOT / "docs" / "draw_tree.py"))
+    assert script["PICTURE"].read_text() == script["picture"]()
 
 
 def test_make_targets_and_linked_files_exist():
@@ -50,7 +57,7 @@ def test_make_targets_and_linked_files_exist():
     for target in re.findall(r"make (\w+)", README):
         assert f"\n{target}:" in targets, target
     for link in re.findall(r"\]\(([^)h][^)]*)\)", README):
-        assert (ROOT / link).exists(), link
+        assert (ROOT / link.partition("#")[0]).exists(), link
 
 
 def test_every_key_of_a_system_file_is_documented():

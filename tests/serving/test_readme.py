@@ -1,4 +1,4 @@
-"""The README's requests to a node work as they stand there, and every setting is documented."""
+"""The requests to a node in the docs work as they stand there, and every setting is documented."""
 
 import dataclasses
 import json
@@ -8,23 +8,24 @@ from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.traffic.cluster import LocalCluster
 from tests.serving.inprocess import http
 from tests.serving.small import chain, make_bundle
-from tests.test_readme import README, ROOT, blocks
+from tests.test_readme import ROOT, blocks
+
+SERVING = (ROOT / "docs" / "serving.md").read_text()
 
 
 def test_the_requests_from_python_and_curl_work(tmp_path, capsys):
     bundle = make_bundle(tmp_path / "b", chain(), shape=(1, 8, 8), name="campus")
     with LocalCluster(bundle, logs=tmp_path) as cluster:
         place = cluster.places["device"]
-        _, program = blocks("python")
-        exec(compile(program.replace("127.0.0.1:8001", place.grpc), "README.md", "exec"), {})
+        (program,) = blocks("python", SERVING)
+        exec(compile(program.replace("127.0.0.1:8001", place.grpc), "serving.md", "exec"), {})
         assert "b'" in capsys.readouterr().out  # the node that answered
-        (url, body) = re.search(r"curl -s http://127.0.0.1:8002(\S+) -d '(.*?)'", README, re.DOTALL).groups()
+        (url, body) = re.search(r"curl -s http://127.0.0.1:8002(\S+) -d '(.*?)'", SERVING, re.DOTALL).groups()
         status, _, text = http(place.http, "POST", url, body.encode())
         assert status == 200
         assert {output["name"] for output in json.loads(text)["outputs"]} == {"scores", "exit", "node", "confidence"}
 
 
 def test_every_setting_of_a_node_is_documented():
-    text = (ROOT / "docs" / "serving.md").read_text()
     for field in dataclasses.fields(ServingSpec):
-        assert f"`{field.name}`" in text, field.name
+        assert f"`{field.name}`" in SERVING, field.name
