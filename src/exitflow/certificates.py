@@ -6,11 +6,15 @@ import datetime
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
+
+from exitflow.errors import ConfigError
+from exitflow.files import read_file
 
 MAX_COMMON_NAME = 64  # characters, by the standard
 _CLOCKS_BEHIND = datetime.timedelta(days=1)  # those of devices often are, a little
@@ -52,6 +56,27 @@ def make_identity(name: str, authority: Identity, hosts: Sequence[str], *, days:
         .add_extension(x509.SubjectAlternativeName(list(map(_general_name, hosts))), critical=False)
     )
     return Identity(key, builder.sign(authority.key, hashes.SHA256()))
+
+
+def read_identity(certificate: Path, key: Path) -> Identity:
+    """What stands in these files, which must belong together."""
+    try:
+        found = x509.load_pem_x509_certificate(read_file(certificate))
+        private = serialization.load_pem_private_key(read_file(key), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{key.name} and {certificate.name} cannot be used: {error}", source=str(key.parent)
+        ) from None
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != found.public_key():
+        raise ConfigError(f"{key.name} does not belong to {certificate.name}", source=str(key.parent))
+    return Identity(private, found)
+
+
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """The names and addresses that a certificate is for."""
+    hosts: x509.SubjectAlternativeName
+    hosts = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value  # type: ignore[assignment]
+    return [str(host.value) for host in hosts]
 
 
 def _builder(

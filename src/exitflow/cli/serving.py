@@ -375,6 +375,7 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
 @click.option(
     "--out", required=True, type=FOLDER, metavar="DIR", help="The new directory; keep its ca-key.pem to yourself."
 )
+@click.option("--renew", is_flag=True, help="DIR is there: new certificates, which running nodes take up.")
 @click.option(
     "--host",
     "hosts",
@@ -383,13 +384,14 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
     help="A name or address under which NODE is called; repeatable.",
 )
 @click.option("--days", type=click.IntRange(1, 3650), default=365, show_default=True, help="How long they are valid.")
-def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:
+def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int, renew: bool) -> None:
     """Make a private CA with a certificate for every node of BUNDLE, and one for clients.
 
     \b
     Example:
       exitflow certs bundles/campus --out certs --host cloud-0=10.0.0.1 --host edge-0=edge.example
       exitflow serve bundles/campus --node cloud-0 --listen 10.0.0.1:8001 --certs certs/cloud-0
+      exitflow certs bundles/campus --out certs --renew
     """
     from collections import defaultdict
     from pathlib import Path
@@ -398,7 +400,7 @@ def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:
     from exitflow.serving.bundle.bundle import load_bundle
 
     try:
-        from exitflow.serving.wire.node_certificates import make_certificates
+        from exitflow.serving.wire.node_certificates import make_certificates, renew_certificates
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "certs") from None
 
@@ -410,6 +412,6 @@ def certs(bundle: str, out: str, hosts: tuple[str, ...], days: int) -> None:
             known = "" if name in names else suggestion(name, names)
             raise ConfigError(f"expected NODE=HOST with a node of the bundle, got {text!r}{known}", key="--host")
         by_node[name].append(host)
-    make_certificates(Path(out), names, by_node, days=days)
+    (renew_certificates if renew else make_certificates)(Path(out), names, by_node, days=days)
     click.echo(f"{out}: a CA, and a directory for each of {len(names)} nodes and for clients.")
     click.echo(f"Copy {out}/NODE to the node, and give it to exitflow serve --certs.")

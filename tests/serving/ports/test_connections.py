@@ -13,10 +13,12 @@ import pytest
 
 from exitflow.free_ports import free_ports
 from exitflow.serving.ports import http_server, limits
+from exitflow.serving.ports.description import Surroundings
 from exitflow.serving.ports.http_server import start_rest
 from exitflow.serving.ports.limits import Patience, max_connections, raise_file_limit
 from exitflow.serving.wire.messages import SERVICE
 from exitflow.serving.wire.node_certificates import make_certificates
+from exitflow.serving.wire.own_certificate import OwnCertificate
 from exitflow.serving.wire.security import Security
 from tests.serving.asking import message
 from tests.serving.inprocess import PATIENT, http, running, until
@@ -67,7 +69,7 @@ def test_idle_http_connections_make_room_for_those_that_ask(eager, monkeypatch):
 
     async def scenario():
         async with running(eager, "cloud") as (node, _):
-            server = await start_rest(node, "127.0.0.1:0", Security())
+            server = await start_rest(node, "127.0.0.1:0")
             place = ("127.0.0.1", server.port)
             idle = [await asyncio.open_connection(*place) for _ in range(200)]
             half = b"POST /v2/models/small/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n1"
@@ -86,12 +88,12 @@ def test_idle_http_connections_make_room_for_those_that_ask(eager, monkeypatch):
 def test_connections_that_never_greet_in_tls_make_room_too(eager, monkeypatch, tmp_path):
     monkeypatch.setattr(http_server, "max_connections", lambda: 20)
     make_certificates(tmp_path / "certs", ["cloud"], {}, days=1)
-    security = Security(str(tmp_path / "certs" / "cloud"))
+    certificate = OwnCertificate(Security(str(tmp_path / "certs" / "cloud")), "cloud")
     trusted = ssl.create_default_context(cafile=str(tmp_path / "certs" / "ca.pem"))
 
     async def scenario():
         async with running(eager, "cloud") as (node, _):
-            server = await start_rest(node, "127.0.0.1:0", security)
+            server = await start_rest(node, "127.0.0.1:0", around=Surroundings(certificate=certificate))
             idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(60)]
             place = f"127.0.0.1:{server.port}"
             for _ in range(5):
@@ -110,7 +112,7 @@ def test_an_answer_that_is_not_read_does_not_hold_its_connection(eager, monkeypa
 
     async def scenario():
         async with running(eager, "cloud") as (node, _):
-            server = await start_rest(node, "127.0.0.1:0", Security())
+            server = await start_rest(node, "127.0.0.1:0")
             with connect(f"127.0.0.1:{server.port}") as silent:
                 silent.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                 await until(lambda: server.connections == 1)

@@ -12,9 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from exitflow.errors import BundleError
+from exitflow.serving.ports.description import Surroundings
 from exitflow.serving.ports.http_server import start_rest
 from exitflow.serving.wire.messages import METHODS, SERVICE
-from exitflow.serving.wire.security import Security
 from tests.serving.asking import message
 from tests.serving.inprocess import EAGER, PATIENT, FakeParent, ask, fake_parent, http, running
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
@@ -81,7 +81,7 @@ def test_metrics_say_what_operators_ask_for(tmp_path):
             fake_parent(parent) as address,
             running(bundle, "device", {"edge": address}, spec=EAGER) as (node, place),
         ):
-            server = await start_rest(node, "127.0.0.1:0", Security(), ports={"grpc": int(place.rpartition(":")[2])})
+            server = await start_rest(node, "127.0.0.1:0", around=Surroundings({"grpc": int(place.rpartition(":")[2])}))
             web = f"127.0.0.1:{server.port}"
 
             async def metrics():

@@ -15,7 +15,6 @@ from exitflow.serving.node.node import ExpiredError, Node
 from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.ports.http_server import start_rest
 from exitflow.serving.wire.messages import SERVICE, ModelInferResponse
-from exitflow.serving.wire.security import Security
 from tests.serving.asking import message
 from tests.serving.inprocess import EAGER, PATIENT, FakeParent, ask, fake_parent, http, running, until
 from tests.serving.small import INPUT_SHAPE, NUM_CLASSES, chain, make_bundle
@@ -90,7 +89,7 @@ def test_over_http_a_full_queue_is_429_and_a_cut_link_is_told(eager, monkeypatch
             fake_parent(FakeParent(NUM_CLASSES, behaviour="UNAVAILABLE")) as address,
             running(eager, "device", {"edge": address}, spec=EAGER) as (node, _),
         ):
-            server = await start_rest(node, "127.0.0.1:0", Security())
+            server = await start_rest(node, "127.0.0.1:0")
             place = f"127.0.0.1:{server.port}"
             tensor = {"name": "input", "datatype": "UINT8", "shape": [1, *INPUT_SHAPE], "data": [0] * 16}
             body = json.dumps({"inputs": [tensor]})
@@ -133,7 +132,7 @@ def test_bodies_that_are_too_large_too_many_or_never_end_hold_no_memory(eager, m
 
     async def scenario():
         async with running(eager, "cloud") as (node, _):
-            server = await start_rest(node, "127.0.0.1:0", Security())
+            server = await start_rest(node, "127.0.0.1:0")
             reader = await post(server.port, 5 * 2**20)  # refused by its head, before any of it comes
             assert await status(reader) == 413
             monkeypatch.setattr("exitflow.serving.ports.rest.MAX_HELD", 2**20)
@@ -175,7 +174,7 @@ def test_connections_on_which_no_request_comes_are_closed_and_the_others_kept(ea
 
     async def scenario():
         async with running(eager, "cloud") as (node, _):
-            server = await start_rest(node, "127.0.0.1:0", Security())
+            server = await start_rest(node, "127.0.0.1:0")
             head = b"GET /healthz HTTP/1.1\r\n"
             silent, begun, again, whole = await asyncio.gather(
                 dribble(server.port),
@@ -198,7 +197,7 @@ def test_a_request_that_takes_its_time_to_compute_is_still_answered_over_http(ea
             fake_parent(FakeParent(NUM_CLASSES, delay=0.8)) as address,
             running(eager, "device", {"edge": address}, spec=EAGER) as (node, _),
         ):
-            server = await start_rest(node, "127.0.0.1:0", Security())
+            server = await start_rest(node, "127.0.0.1:0")
             tensor = {"name": "input", "datatype": "UINT8", "shape": [1, *INPUT_SHAPE], "data": [0] * 16}
             path = f"/v2/models/{eager.manifest.name}/infer"
             body = json.dumps({"inputs": [tensor]})

@@ -21,6 +21,7 @@ from exitflow.serving.ports.server import ServeOptions
 from exitflow.serving.traffic.cluster import LocalCluster
 from exitflow.serving.wire.messages import MESSAGES, SERVICE
 from exitflow.serving.wire.node_certificates import make_certificates
+from exitflow.serving.wire.own_certificate import OwnCertificate
 from exitflow.serving.wire.security import Security
 from tests.serving.asking import message
 from tests.serving.inprocess import http, running
@@ -84,6 +85,12 @@ def test_what_a_certificate_says_is_read(certs):
     assert shown.authority_expires > time.time()
 
 
+def certified(folder):
+    """The port for nodes of one that has this certificate."""
+    own = OwnCertificate(Security(str(folder)), folder.name)
+    return {"credentials": own.server_credentials(mutual=True), "certified": True}
+
+
 async def code_of(call):
     try:
         await call
@@ -128,7 +135,7 @@ OPERATORS = {"reload", "samples", "system"}
 )
 def test_a_certificate_says_what_its_owner_may_ask(eager, certs, caller, may):
     async def scenario():
-        port = {"credentials": Security(str(certs / "cloud")).node_credentials(), "certified": True}
+        port = certified(certs / "cloud")
         trusted = Security(str(certs / caller)).channel_credentials()
         async with running(eager, "cloud", port=port) as (_, place), grpc.aio.secure_channel(place, trusted) as channel:
             codes = {what: await code_of(call) for what, call in questions(channel, eager).items()}
@@ -153,7 +160,7 @@ def test_without_certificates_the_port_says_what_may_be_asked(eager, for_nodes, 
 
 def test_a_parent_with_the_certificate_of_another_node_is_not_believed(eager, certs):
     async def scenario():
-        port = {"credentials": Security(str(certs / "cloud")).node_credentials(), "certified": True}
+        port = certified(certs / "cloud")
         security = Security(str(certs / "device"))
         async with running(eager, "edge", port=port) as (_, place):
             node = Node(eager, "device", ServingSpec(audit_share=0.0), {"edge": place}, security=security)

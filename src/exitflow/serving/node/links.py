@@ -28,6 +28,7 @@ from exitflow.serving.wire.security import Security
 log = logging.getLogger("exitflow.serving")
 
 PROBE_TIMEOUT = 1.0
+RENEWAL_GRACE = 30.0  # seconds for what is under way when a link connects anew
 
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -97,8 +98,13 @@ class ParentLink:
         self._clock = clock
         self._answered = clock.now()  # when something last came from the parent
         self._expects = ("", "")
-        self._metadata = security.metadata
-        self._channel = open_channel(address, security, node=name)
+        self._security, self._metadata = security, security.metadata
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open()
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    def _open(self) -> None:
+        self._channel = open_channel(self.address, self._security, node=self.name)
         self._infer = self._channel.unary_unary(
             f"/{SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None
         )
@@ -107,7 +113,13 @@ class ParentLink:
             request_serializer=MESSAGES["ModelReadyRequest"].SerializeToString,
             response_deserializer=MESSAGES["ModelReadyResponse"].FromString,
         )
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    def connect_anew(self) -> None:
+        """With our renewed certificate; what is under way ends over the old connection."""
+        closing = asyncio.get_running_loop().create_task(self._channel.close(RENEWAL_GRACE))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        self._open()
 
     def expect(self, model: str, version: str) -> None:
         """What the parent must be ready with before requests flow again."""
@@ -191,6 +203,8 @@ class ParentLink:
     async def close(self) -> None:
         """End the watch and the channel."""
         self._watching.cancel()
+        for closing in self._closing:
+            closing.cancel()
         await self._channel.close()
 
 

@@ -319,6 +319,11 @@ class Node:
             log.info("node %s now serves bundle %s", self.name, bundle.version)
             return bundle
 
+    def connect_anew(self) -> None:
+        """To the parents, with the renewed certificate."""
+        for link in self.links.values():
+            link.connect_anew()
+
     async def close(self) -> None:
         """After what is under way has ended."""
         self.draining = True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from exitflow import __version__
@@ -11,9 +13,11 @@ from exitflow.serving.bundle.bundle import MAX_SAMPLES
 from exitflow.serving.node.node import Node
 from exitflow.serving.wire.answers import INPUT, OUTPUTS
 from exitflow.serving.wire.messages import MESSAGES
+from exitflow.serving.wire.own_certificate import OwnCertificate
 
 EXTENSIONS = ("model_configuration", "statistics", "binary_tensor_data", "model_repository")
 PLATFORM = "onnxruntime_onnx"
+WARNING_DAYS = 7  # before a certificate ends
 _DATA_TYPES = {
     "UINT8": (2, "TYPE_UINT8"),
     "INT32": (8, "TYPE_INT32"),
@@ -102,11 +106,22 @@ def _statistics_message(found: dict[str, Any]) -> Any:
     return MESSAGES["ModelStatistics"](**found)
 
 
-def problems(node: Node) -> list[str]:
+@dataclass(frozen=True)
+class Surroundings:
+    """What the process around a node knows."""
+
+    ports: Mapping[str, int] = field(default_factory=dict)  # kind -> number
+    certificate: OwnCertificate | None = None
+
+
+def problems(node: Node, certificate: OwnCertificate | None = None) -> list[str]:
     """What an operator should know; [] when all is well."""
     cut = [f"link to {link.name} is cut: {link.state.problem}" for link in node.links.values() if not link.state.open]
     known = {link.name for link in node.current.bundle.node(node.name).parents}
-    return cut + [f"no address was given for parent {name}" for name in sorted(known - set(node.links))]
+    found = cut + [f"no address was given for parent {name}" for name in sorted(known - set(node.links))]
+    if certificate and (days := (certificate.shown.ends - time.time()) / 86_400) < WARNING_DAYS:
+        found.append(f"the certificate ends in {max(days, 0):.0f} days: renew it with exitflow certs --renew")
+    return found
 
 
 def status(node: Node) -> dict[str, Any]:

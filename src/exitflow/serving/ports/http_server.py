@@ -7,8 +7,9 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import h11
 import uvicorn
@@ -16,14 +17,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exitflow.logs import about
 from exitflow.serving.node.node import Node
+from exitflow.serving.ports.description import Surroundings
 from exitflow.serving.ports.limits import ANSWER_SECONDS, Patience, max_connections
 from exitflow.serving.ports.rest import RestApp
 from exitflow.serving.wire.addresses import bound_socket
-from exitflow.serving.wire.certificate_files import CERTIFICATE, KEY
-from exitflow.serving.wire.security import Security
 
 log = logging.getLogger("exitflow.serving")
 
+BACKLOG = 1024  # connections that the kernel holds until they are accepted
 HEADER_SECONDS = 10.0  # for the head of a request to come in
 
 
@@ -41,8 +42,6 @@ class _Connection(H11Protocol):
     """
 
     _patience: asyncio.TimerHandle | None = None
-    _made = False
-    _early = b""  # what came before the connection was known, behind a TLS handshake
 
     def __init__(self, *arguments: Any, waits: Patience, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -50,18 +49,9 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._made = True
         peer = "{}:{}".format(*self.client or ("unknown", 0))
         self.logger = _WithPeer(logging.getLogger("exitflow.serving.http"), about(peer=peer))  # type: ignore[assignment]
         self._wait_for_head()
-        if self._early:
-            self.data_received(self._early)
-
-    def data_received(self, data: bytes) -> None:
-        if self._made:
-            super().data_received(data)
-        else:
-            self._early += data
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -80,8 +70,7 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
         self._waits.end(self)
-        if self._made:
-            super().connection_lost(exc)
+        super().connection_lost(exc)
 
     def _wait_for_head(self) -> None:
         if self._patience is None:
@@ -98,43 +87,13 @@ class _Connection(H11Protocol):
             self.transport.abort()
 
 
-class _TlsDoor(asyncio.Protocol):
-    """TLS in front of a connection, which waits for its client from its first moment on."""
-
-    def __init__(self, connection: _Connection, context: ssl.SSLContext, waits: Patience) -> None:
-        self._connection, self._context, self._waits = connection, context, waits
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        transport.pause_reading()  # what comes is for TLS
-        self._waits.begin(self, transport.abort)
-        self._greeting = asyncio.get_running_loop().create_task(self._greet(transport))
-
-    async def _greet(self, transport: asyncio.Transport) -> None:
-        try:
-            secured = await asyncio.get_running_loop().start_tls(
-                transport,
-                self._connection,
-                self._context,
-                server_side=True,
-                ssl_handshake_timeout=HEADER_SECONDS,
-            )
-        except OSError as error:  # also what TLS itself finds wrong
-            log.debug("a TLS handshake failed: %s", error)
-            transport.abort()
-            return
-        finally:
-            self._waits.end(self)
-        if secured is not None and not secured.is_closing():
-            self._connection.connection_made(secured)
-
-
 class RestServer:
     """uvicorn inside the node's event loop; signals are the node's business."""
 
-    def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
-        self.port: int = listening.getsockname()[1]
+    def __init__(self, server: uvicorn.Server, port: int) -> None:
+        self.port = port
         self._server = server
-        self._task = asyncio.create_task(server.serve(sockets=[listening]))
+        self._task = asyncio.create_task(server.serve())
 
     @property
     def connections(self) -> int:
@@ -148,37 +107,72 @@ class RestServer:
 
 
 class _Server(uvicorn.Server):
+    """One that accepts connections itself, so that they are bounded from their first moment on, before TLS too."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, context: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._listening, self._context = listening, context
+        self._waits = Patience(max_connections())
+        self._greetings: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        self.servers = []
+        self._accepting = asyncio.create_task(self._accept())
+        self.started = True
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._listening)
+            except OSError as error:  # of the connection, or because too many files are open
+                log.warning("a connection was not accepted: %s", error.strerror)
+                await asyncio.sleep(0.1)
+                continue
+            greeting = loop.create_task(self._greet(accepted))
+            self._greetings.add(greeting)
+            self._waits.begin(greeting, greeting.cancel)
+            greeting.add_done_callback(self._greetings.discard)
+            greeting.add_done_callback(self._waits.end)
+
+    async def _greet(self, accepted: socket.socket) -> None:
+        connection = _Connection(self.config, self.server_state, self.lifespan.state, waits=self._waits)
+        seconds = HEADER_SECONDS if self._context else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=seconds
+            )
+        except OSError as error:  # also what TLS itself finds wrong
+            log.debug("a TLS handshake failed: %s", error)
+            accepted.close()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in (self._accepting, *self._greetings):
+            task.cancel()
+        await asyncio.wait((self._accepting, *self._greetings))
+        self._listening.close()
+        await super().shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """The node has handlers of its own."""
         yield
 
 
-def _tls(security: Security) -> ssl.SSLContext | None:
-    certificate, key = security.path(CERTIFICATE), security.path(KEY)
-    if certificate is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    return context
-
-
 async def start_rest(
-    node: Node, address: str, security: Security, *, ports: Mapping[str, int] | None = None
+    node: Node, address: str, *, token: str | None = None, around: Surroundings | None = None
 ) -> RestServer:
-    """Listening when it returns; `ports`: kind -> number, of the node's others."""
+    """Listening when it returns; with TLS where the node has a certificate."""
     listening = bound_socket(address, "--http")
-    ports = {**(ports or {}), "http": listening.getsockname()[1]}
-    listening.listen()  # who comes before uvicorn has started waits for it
-    waits, context = Patience(max_connections()), _tls(security)
-
-    def connect(**options: Any) -> asyncio.Protocol:
-        connection = _Connection(**options, waits=waits)
-        return _TlsDoor(connection, context, waits) if context else connection
-
+    around = around or Surroundings()
+    around = replace(around, ports={**around.ports, "http": listening.getsockname()[1]})
+    context = around.certificate.tls if around.certificate else None
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
     config = uvicorn.Config(
-        RestApp(node, token=security.token, ports=ports),
-        http=cast(type[asyncio.Protocol], connect),  # all that uvicorn does with it is to call it
+        RestApp(node, token=token, around=around),
+        http=H11Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -187,4 +181,4 @@ async def start_rest(
         timeout_graceful_shutdown=5,
         log_level="warning",
     )
-    return RestServer(_Server(config), listening)
+    return RestServer(_Server(config, listening, context), around.ports["http"])

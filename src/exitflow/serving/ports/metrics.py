@@ -12,14 +12,14 @@ from prometheus_client.registry import Collector
 
 from exitflow.serving.node.counts import Histogram
 from exitflow.serving.node.node import Node
-from exitflow.serving.ports.description import problems
+from exitflow.serving.ports.description import Surroundings, problems
 from exitflow.serving.ports.limits import open_connections
 
 
-def prometheus_text(node: Node, ports: Mapping[str, int]) -> bytes:
-    """The text format, version 0.0.4; `ports`: kind -> number, of those that the node listens at."""
+def prometheus_text(node: Node, around: Surroundings) -> bytes:
+    """The text format, version 0.0.4."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Labelled(node.name, [_NodeCollector(node, ports), ProcessCollector(registry=None)]))
+    registry.register(_Labelled(node.name, [_NodeCollector(node, around), ProcessCollector(registry=None)]))
     return generate_latest(registry)
 
 
@@ -39,8 +39,8 @@ class _Labelled(Collector):
 
 
 class _NodeCollector(Collector):
-    def __init__(self, node: Node, ports: Mapping[str, int]) -> None:
-        self._node, self._ports = node, ports
+    def __init__(self, node: Node, around: Surroundings) -> None:
+        self._node, self._around = node, around
 
     def collect(self) -> Iterator[Metric]:
         """Samples are requests of one input; a request of several counts as several."""
@@ -48,7 +48,14 @@ class _NodeCollector(Collector):
         info = {"exit": str(node.exit), "bundle": node.current.bundle.version}
         yield _gauge("exitflow_node", "Which node this is and which bundle it serves.", info, 1)
         yield _gauge("exitflow_ready", "1 if it takes requests.", {}, float(not node.draining))
-        yield _gauge("exitflow_problems", "How many things are wrong; /readyz says which.", {}, len(problems(node)))
+        wrong = problems(node, self._around.certificate)
+        yield _gauge("exitflow_problems", "How many things are wrong; /readyz says which.", {}, len(wrong))
+        if self._around.certificate:
+            text, shown = "Until when it is believed, in seconds since 1970.", self._around.certificate.shown
+            ends = GaugeMetricFamily("exitflow_certificate_expiry_timestamp_seconds", text, labels=["certificate"])
+            ends.add_metric(["node"], shown.expires)
+            ends.add_metric(["authority"], shown.authority_expires)
+            yield ends
         yield _counter("exitflow_arrived", "Samples from clients.", "", {"": counts.arrived})
         yield _counter("exitflow_from_children", "Samples that children forwarded.", "child", counts.from_children)
         text = "Samples refused: a child sent more than the limit of its link."
@@ -80,7 +87,7 @@ class _NodeCollector(Collector):
         text = "0 if the last attempt to load a bundle failed."
         yield _gauge("exitflow_last_reload_successful", text, {}, float(not node.reload_failed))
         connections = GaugeMetricFamily("exitflow_connections", "Open connections.", labels=["port"])
-        for kind, count in open_connections(self._ports).items():
+        for kind, count in open_connections(self._around.ports).items():
             connections.add_metric([kind], count)
         yield connections
         yield _histogram("exitflow_request_seconds", "From arrival to answer.", counts.request_seconds)

@@ -23,6 +23,7 @@ from exitflow.serving.bundle.bundle import MAX_SAMPLES
 from exitflow.serving.node.batching import OverloadedError
 from exitflow.serving.node.node import Node
 from exitflow.serving.ports.description import (
+    Surroundings,
     model_config,
     model_metadata,
     problems,
@@ -72,8 +73,8 @@ def _json(value: Any, status: int = 200) -> Response:
 class RestApp:
     """Routes, as an ASGI application."""
 
-    def __init__(self, node: Node, *, token: str | None, ports: Mapping[str, int]) -> None:
-        self._node, self._token, self._ports = node, token, ports
+    def __init__(self, node: Node, *, token: str | None, around: Surroundings) -> None:
+        self._node, self._token, self._around = node, token, around
         self._held = 0  # bytes of bodies that are still coming in
         model = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
         routes: list[tuple[str, str, Callable[[Request], Any]]] = [
@@ -172,13 +173,13 @@ class RestApp:
         return self._ready({"name": request.names[0], "ready": not self._node.draining})
 
     def _readyz(self, _: Request) -> Response:
-        wrong = problems(self._node)
+        wrong = problems(self._node, self._around.certificate)
         ready = {"ready": not self._node.draining, "degraded": bool(wrong), "problems": wrong}
         return self._ready({**ready, "node": self._node.name})
 
     def _metrics(self, _: Request) -> Response:
         return Response(
-            prometheus_text(self._node, self._ports), content_type="text/plain; version=0.0.4; charset=utf-8"
+            prometheus_text(self._node, self._around), content_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
     def _about(self, request: Request, describe: Callable[[Node], Any]) -> Response:

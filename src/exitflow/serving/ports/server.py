@@ -17,15 +17,18 @@ from exitflow.errors import ConfigError, ExitflowError
 from exitflow.serving.bundle.bundle import load_bundle
 from exitflow.serving.node.node import Node
 from exitflow.serving.node.node_settings import ServingSpec
+from exitflow.serving.ports.description import Surroundings
 from exitflow.serving.ports.grpc_server import Port, start_grpc
 from exitflow.serving.ports.limits import raise_file_limit
 from exitflow.serving.wire.addresses import is_loopback, parse_address
+from exitflow.serving.wire.own_certificate import OwnCertificate
 from exitflow.serving.wire.security import Security
 
 log = logging.getLogger("exitflow.serving")
 
 SWITCH_SECONDS = 0.0005  # for which event loop and engine's thread may keep Python from each other; its own is 0.005
 MAX_DRAIN = 3600
+LOOK_SECONDS = 30.0  # between looks at the certificate's files
 GRACE = 5.0  # seconds that requests under way are given when the node stops
 
 
@@ -72,14 +75,17 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(options: ServeOptions) -> None:
     entry = load_bundle(options.bundle, max_exit=0).node(options.node)
-    options.security.check_name(options.node)
+    certificate = OwnCertificate(options.security, options.node) if options.security.certs else None
     async with contextlib.AsyncExitStack() as stack:  # what was started last is stopped first
         bundle = load_bundle(options.bundle, max_exit=entry.exit)
         node = Node(bundle, options.node, options.spec, options.parents, security=options.security)
         del bundle  # and with it the segments: the engine has its own
         stack.push_async_callback(_close, node)
-        where = await _listen(node, options, stack)
-        told = _listen_to_signals(node, options)
+        where = await _listen(node, options, certificate, stack)
+        told = _listen_to_signals(node, options, certificate)
+        if certificate:
+            watching = asyncio.create_task(_watch(certificate, node))
+            stack.callback(watching.cancel)
         gc.collect()
         gc.freeze()  # what is here now stays; collections look at requests only
         print(
@@ -96,30 +102,35 @@ async def _serve(options: ServeOptions) -> None:
         log.info("node %s stops", node.name)
 
 
-async def _listen(node: Node, options: ServeOptions, stack: contextlib.AsyncExitStack) -> dict[str, str]:
+async def _listen(
+    node: Node, options: ServeOptions, certificate: OwnCertificate | None, stack: contextlib.AsyncExitStack
+) -> dict[str, str]:
     """Where: kind of port -> address."""
-    security, where, ports = options.security, {}, {}
-    for kind, port in _ports(options).items():
-        server, number = await start_grpc(node, port)
+    where, ports = {}, {}
+    for kind, port in _ports(options, certificate).items():
+        server, ports[kind] = await start_grpc(node, port)
         stack.push_async_callback(server.stop, GRACE)
-        ports[kind] = number
-        where[kind] = f"{parse_address(port.address, '')[0]}:{number}"
+        where[kind] = f"{parse_address(port.address, '')[0]}:{ports[kind]}"
     if options.http:
         from exitflow.serving.ports.http_server import start_rest  # 8 MB that a node without HTTP does without
 
-        rest = await start_rest(node, options.http, security, ports=ports)
+        around = Surroundings(ports, certificate)
+        rest = await start_rest(node, options.http, token=options.security.token, around=around)
         stack.push_async_callback(rest.close)
         where["http"] = f"{parse_address(options.http, '')[0]}:{rest.port}"
     return where
 
 
-def _ports(options: ServeOptions) -> dict[str, Port]:
-    security, mutual = options.security, options.security.mutual
-    token = None if mutual else security.token  # who has shown a certificate needs none
-    found = {"grpc": Port(options.listen, "--listen", True, security.node_credentials(), mutual, token)}
+def _ports(options: ServeOptions, certificate: OwnCertificate | None) -> dict[str, Port]:
+    token = options.security.token
+    if certificate:  # who has shown one needs no token
+        credentials = certificate.server_credentials(mutual=True)
+        found = {"grpc": Port(options.listen, credentials=credentials, certified=True)}
+    else:
+        found = {"grpc": Port(options.listen, token=token)}
     if options.clients:
-        credentials = security.client_credentials()
-        found["clients"] = Port(options.clients, "--clients", False, credentials, False, security.token)
+        credentials = certificate.server_credentials(mutual=False) if certificate else None
+        found["clients"] = Port(options.clients, "--clients", for_nodes=False, credentials=credentials, token=token)
     return found
 
 
@@ -128,7 +139,22 @@ async def _close(node: Node) -> None:
         await asyncio.wait_for(node.close(), GRACE)
 
 
-def _listen_to_signals(node: Node, options: ServeOptions) -> asyncio.Event:
+async def _watch(certificate: OwnCertificate, node: Node) -> None:
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        await _take_up(certificate, node)
+
+
+async def _take_up(certificate: OwnCertificate | None, node: Node) -> None:
+    """Show the renewed certificate, if there is one."""
+    if certificate is None:
+        return
+    renewed = await asyncio.to_thread(certificate.renewed)
+    if renewed:
+        node.connect_anew()
+
+
+def _listen_to_signals(node: Node, options: ServeOptions, certificate: OwnCertificate | None) -> asyncio.Event:
     """Set when the node shall stop."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,7 +162,7 @@ def _listen_to_signals(node: Node, options: ServeOptions) -> asyncio.Event:
     reloads: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        task = loop.create_task(_reload(node))
+        task = loop.create_task(_reload(node, certificate))
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
@@ -146,7 +172,8 @@ def _listen_to_signals(node: Node, options: ServeOptions) -> asyncio.Event:
     return stop
 
 
-async def _reload(node: Node) -> None:
+async def _reload(node: Node, certificate: OwnCertificate | None) -> None:
+    await _take_up(certificate, node)
     try:
         await node.reload()
     except ExitflowError as error:

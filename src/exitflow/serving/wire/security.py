@@ -23,6 +23,11 @@ class Shown:
     expires: float  # seconds since 1970
     authority_expires: float
 
+    @property
+    def ends(self) -> float:
+        """When nobody believes it any more."""
+        return min(self.expires, self.authority_expires)
+
 
 def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> Any:
     """The server's certificate as the client sees it."""
@@ -73,39 +78,21 @@ class Security:
                 f"whoever reaches {host} could ask this node: give --token TOKEN, or --open to let everybody", key=key
             )
 
-    def node_credentials(self) -> grpc.ServerCredentials | None:
-        """Of the port that nodes use: whoever calls must have a certificate of our CA."""
-        if not self.certs:
-            return None
-        pair = [(self._read(KEY), self._read(CERTIFICATE))]
-        return grpc.ssl_server_credentials(pair, root_certificates=self._read(CA), require_client_auth=True)
-
-    def client_credentials(self) -> grpc.ServerCredentials | None:
-        """Of the port for clients without a certificate."""
-        return grpc.ssl_server_credentials([(self._read(KEY), self._read(CERTIFICATE))]) if self.certs else None
-
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """To call a node."""
         if not self.certs:
             return None
-        return grpc.ssl_channel_credentials(self._read(CA), self._read(KEY), self._read(CERTIFICATE))
+        files = self.files()
+        return grpc.ssl_channel_credentials(files[CA], files[KEY], files[CERTIFICATE])
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Of every call to a node: the token, where there is one."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
-    def path(self, name: str) -> str | None:
-        """Of a file in `certs`, checked to be there."""
-        if not self.certs:
-            return None
-        self._read(name)
-        return str(Path(self.certs) / name)
-
-    def check_name(self, node: str) -> None:
-        """Whether the certificate is that of this node: its children would not believe another."""
-        if self.certs and (name := self.shown.name) != node:
-            raise ConfigError(f"{self.certs}: is the certificate of {name!r}, not that of node {node!r}", key="--certs")
+    def files(self) -> dict[str, bytes]:
+        """What is in the directory, by name."""
+        return {name: self._read(name) for name in (CA, CERTIFICATE, KEY)}
 
     @property
     def shown(self) -> Shown:
@@ -114,8 +101,7 @@ class Security:
         This is done here and not left to gRPC, which says only that it cannot listen.
         """
         folder = Path(self.certs or "")
-        for name in (CA, CERTIFICATE, KEY):
-            self._read(name)
+        self.files()
         theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         theirs.check_hostname = False  # hosts differ from client to client; the name of the node is in the subject
         ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
