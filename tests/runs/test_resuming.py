@@ -199,7 +199,7 @@ def test_a_checkpoint_that_does_not_fit_the_spec_is_not_gone_on_with(tmp_path):
         resume(run.path, dataset=DATA, accept=["edited-spec"])
 
 
-KEEPING = ("training.momentum_between_rounds=keep", "federation.compression=int8")
+KEEPING = ("training.optimiser.momentum_between_rounds=keep", "federation.compression=int8")
 
 
 def flip(path, where):
@@ -284,7 +284,7 @@ def test_data_that_were_moved_do_not_make_another_system(tmp_path):
 
 def test_a_node_whose_last_update_was_no_number_has_lost_nothing(tmp_path):
     """It kept nothing of that round, and goes on from the one before."""
-    system = tiny_system("training.momentum_between_rounds=keep", "training.rounds=4")
+    system = tiny_system("training.optimiser.momentum_between_rounds=keep", "training.rounds=4")
 
     def train_in(path, until):
         assembly = Assembly(system, DATA)
