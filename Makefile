@@ -21,11 +21,19 @@ demo: .venv/.installed  ## plan, train with five weightings, compare, serve: abo
 	$(BIN)/exitflow load runs/demo/bundle --duration 15
 
 # Three at a time, as many tests mostly wait, for processes that start, are frozen or killed.
-test: .venv/.installed-dev  ## the whole test suite
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 1
 
-test-all: test  ## and the tests that take longest
-	$(BIN)/pytest -m slow
+test-fast: .venv/.installed-dev  ## tests without processes and ports, for daily work: under a minute
+	$(PYTEST) --numprocesses 2 --alone -m "not heavy and not slow and not system"
+
+test: .venv/.installed-dev  ## the test suite, without what takes longest
+	$(PYTEST) --numprocesses 3 -m "not slow and not system"
+
+test-system: .venv/.installed-dev  ## tests that need a browser, network namespaces or other programs of this machine
+	$(PYTEST) -m system
+
+test-all: test test-system  ## all tests
+	$(PYTEST) -m "slow and not system"
 
 check: .venv/.installed-dev  ## lint, format and types
 	$(BIN)/ruff check .
@@ -75,4 +83,4 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt 
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/.installed
 
-.PHONY: help install demo test test-all check format results-check results-update docs docs-serve bench clean
+.PHONY: help install demo test test-fast test-system test-all check format results-check results-update docs docs-serve bench clean

@@ -145,6 +145,7 @@ def test_plan_of_a_large_system_is_cut_and_says_so(tmp_path):
     assert len(output.splitlines()) < 70
 
 
+@pytest.mark.heavy
 def test_planning_does_not_import_pytorch():
     program = "import sys; from exitflow.cli.main import main; main(['plan', 'paper-7'], standalone_mode=False); "
     done = subprocess.run(
@@ -153,6 +154,7 @@ def test_planning_does_not_import_pytorch():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.heavy
 def test_without_pytorch_training_says_what_to_install():
     program = (
         "import sys; sys.modules['torch'] = None; from exitflow.cli.main import main; "
@@ -387,6 +389,7 @@ def test_make_install_brings_what_the_commands_need():
     assert {*EXTRAS.values(), "certs"} - set(installed.split(",")) == {"ray"}
 
 
+@pytest.mark.heavy
 def test_progress_keeps_quiet_where_nobody_watches(tmp_path):
     command = [sys.executable, "-m", "exitflow", "train", "paper-7", "--out", str(tmp_path / "run"), *TINY_OPTIONS]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -394,6 +397,7 @@ def test_progress_keeps_quiet_where_nobody_watches(tmp_path):
     assert done.stderr == ""
 
 
+@pytest.mark.heavy
 def test_a_plan_that_makes_no_sense_is_printed_with_a_warning_beside_it():
     command = [sys.executable, "-m", "exitflow", "plan", "paper-7:60-60-10", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -435,6 +439,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
         call("plan", "paper-7")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("backend", ["serial", "processes"])
 def test_a_signal_ends_with_its_code_and_leaves_no_worker(tmp_path, backend, number, code):

@@ -28,6 +28,7 @@ def shortened(text: str) -> str:
     return text.replace("rounds = 15", "rounds = 2").replace('write("train", 4000)', 'write("train", 700)')
 
 
+@pytest.mark.heavy
 def test_the_tutorial_goes_from_an_empty_folder_to_an_answer(tmp_path):
     server = None
     said = {}
@@ -55,6 +56,7 @@ def test_the_tutorial_goes_from_an_empty_folder_to_an_answer(tmp_path):
     assert re.search(r"answered with exit [123]: \w+; it is a", said["python ask.py ADDRESS"])
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("default")
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [BIN / "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]

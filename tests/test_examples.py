@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from exitflow import MissingExtraError, evaluate, train
 from exitflow.cli.main import main
 
+pytestmark = pytest.mark.heavy
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

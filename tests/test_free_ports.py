@@ -11,6 +11,8 @@ import pytest
 from exitflow import free_ports as module
 from exitflow.free_ports import free_ports
 
+pytestmark = pytest.mark.heavy
+
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 

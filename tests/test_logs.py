@@ -136,6 +136,7 @@ def test_a_level_holds_for_all_and_third_parties_say_warnings_only(written):
     assert len(text().splitlines()) == 1
 
 
+@pytest.mark.heavy
 def test_grpc_keeps_quiet_unless_it_was_told_otherwise():
     program = "import os; from exitflow import logs; logs.set_up(); print(os.environ['GRPC_VERBOSITY'])"
     for given, wanted in (({}, "ERROR"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")):
@@ -144,6 +145,7 @@ def test_grpc_keeps_quiet_unless_it_was_told_otherwise():
         assert done.stdout.strip() == wanted, done.stderr
 
 
+@pytest.mark.heavy
 def test_without_a_log_a_warning_is_one_sentence_of_the_program_and_is_said_once():
     program = (
         "import logging; from exitflow import logs; logs.set_up_sentences('exitflow'); log = logging.getLogger('x'); "

@@ -40,6 +40,8 @@ from tests.serving.asking import ask_all, expected
 from tests.serving.small import chain
 from tests.small import image_dataset, tiny_system
 
+pytestmark = pytest.mark.heavy
+
 DATA = image_dataset(96)
 TRUNK = {"width": 3, "blocks": (1, 1, 1), "strides": (1, 2, 1)}
 FAMILIES = {

@@ -16,6 +16,8 @@ from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.models.specs import FAMILIES
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 

@@ -59,12 +59,14 @@ def relay(tmp_path, monkeypatch):
     thread.join()
 
 
+@pytest.mark.heavy
 def test_a_superlink_that_has_gone_ends_the_training_with_a_sentence(relay):
     relay, port = relay
     with pytest.raises(TrainingError, match=f"nobody has answered at 127.0.0.1:{port} for 0.2 s; .* --resume` goes on"):
         relay.stations()
 
 
+@pytest.mark.heavy
 def test_a_superlink_that_is_there_may_take_its_time(relay):
     relay, port = relay
     with socket.create_server(("127.0.0.1", port)):

@@ -30,7 +30,7 @@ from exitflow.runs.runs import Run
 from exitflow.system.assembly import Assembly
 from exitflow.system.system import load_system
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 SYSTEM = """
 [[tiers]]

@@ -78,6 +78,7 @@ def _keep(folder, ready, done):
         done.wait(30)
 
 
+@pytest.mark.heavy
 def test_a_training_that_was_killed_does_not_go_on(tmp_path):
     assert not is_being_kept(tmp_path)
     context = mp.get_context("spawn")

@@ -22,7 +22,7 @@ from exitflow.flower.simulation import LocalFederation
 from exitflow.system.assembly import Assembly
 from tests.small import image_dataset, task_of, tiny_system
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 NODES = ["device-0", "device-1", "device-2", "cloud-0"]
 DEADLINE = 25.0

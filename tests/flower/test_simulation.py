@@ -8,7 +8,7 @@ from exitflow.flower.backend import FlowerBackend
 from exitflow.flower.simulation import LocalFederation
 from tests.federated.places.test_places import VARIANTS, assembled, final_state
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 NODES = [*(f"device-{index}" for index in range(4)), "edge-0", "edge-1", "cloud-0"]
 

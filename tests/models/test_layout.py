@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,6 +28,7 @@ def test_subsampling_before_a_1x1_convolution_is_a_stride():
     torch.testing.assert_close(convolution(Subsample(2)(inputs)), strided)
 
 
+@pytest.mark.heavy
 def test_training_narrow_networks_corrupts_no_memory():
     """In a process of its own, because the harm would be a crash at any later moment."""
     program = """

@@ -19,6 +19,7 @@ def test_provenance_says_when_what_and_where():
     assert json.dumps(encode(found))
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_the_commit_is_that_of_exitflow_not_of_whatever_repository_it_is_installed_in(tmp_path, monkeypatch):
     def git(*arguments):

@@ -32,6 +32,8 @@ from tests.paper.synthetic import remove, rewrite, write_gradient_variance, writ
 from tests.paper.tiny_tables import DISTINCT, TABLE
 from tests.small import record_of
 
+pytestmark = pytest.mark.heavy
+
 LONG = 10  # rounds, which give time to interrupt
 PLACE = Path(__file__).parents[2]
 

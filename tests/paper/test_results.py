@@ -225,6 +225,7 @@ def _publish_all(path, jobs):
         publish(path, line_of(job), curves_of(job))
 
 
+@pytest.mark.heavy
 def test_of_many_that_publish_at_once_none_is_lost(path):
     context = mp.get_context("fork")
     writers = [context.Process(target=_publish_all, args=(path, JOBS[index::4])) for index in range(4)]
@@ -237,6 +238,7 @@ def test_of_many_that_publish_at_once_none_is_lost(path):
     assert all(result.records for result in results.all())
 
 
+@pytest.mark.heavy
 def test_kill_9_leaves_every_line_that_was_there_and_whole_ones_only(path):
     _publish_all(path, JOBS[:4])
     kept = set(path.read_text().splitlines())
@@ -269,6 +271,7 @@ def test_a_store_is_read_once(path, monkeypatch):
     assert sorted(read) == ["small.curves.jsonl.gz", "small.jsonl"]
 
 
+@pytest.mark.heavy
 def test_reading_results_needs_no_pytorch():
     program = "import sys, paper.documents; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -162,6 +162,7 @@ def test_results_that_belong_to_no_table_are_told(results_file, tmp_path):
     assert result.stderr == f"None of the results in {path} belongs to a table.\n"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_without_the_extra_it_says_what_to_install(results_file, package):
     program = (
@@ -182,6 +183,7 @@ def test_nothing_is_loaded_from_elsewhere(page):
     assert "default-src 'none'" in html
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
 @pytest.mark.parametrize("width", [360, 700, 1280])
 def test_a_browser_shows_it_without_a_complaint_or_a_request(page, tmp_path, width):
@@ -200,6 +202,7 @@ def test_a_browser_shows_it_without_a_complaint_or_a_request(page, tmp_path, wid
     assert not found["wide"]  # tables scroll within the page, the page itself does not
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
 def test_the_page_as_written_makes_no_complaint_and_one_that_breaks_its_promise_does(page, tmp_path):
     shown, complaints = browse(page[0])

@@ -140,6 +140,7 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path, monkeypatch, runs, se
     assert result.stderr == f"exitflow: {runs}: {sentence}\n"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_without_the_extra_it_says_what_to_install(runs, package):
     program = (

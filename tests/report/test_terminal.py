@@ -7,6 +7,8 @@ import subprocess
 import sys
 import termios
 
+import pytest
+
 from exitflow.report.terminal import table_lines
 
 
@@ -57,6 +59,7 @@ with progress_bar(20) as show:
 """
 
 
+@pytest.mark.heavy
 def test_progress_says_what_is_done_and_how_long_the_rest_takes():
     written = on_terminal(PROGRESS)
     assert "10.0/20 rounds, 00:00 elapsed, ? left: serving-rate\r" in written
@@ -64,6 +67,7 @@ def test_progress_says_what_is_done_and_how_long_the_rest_takes():
     assert 15 <= int(done) == int(named) <= 19
 
 
+@pytest.mark.heavy
 def test_what_was_done_before_does_not_make_the_rest_seem_short():
     """10 of 20 were there at the start; the mean pace is of the others, a second each."""
     program = PROGRESS.replace("time.sleep(0.11)", "clock[0] += 1.0")
@@ -80,6 +84,7 @@ print("done")
 """
 
 
+@pytest.mark.heavy
 def test_a_live_table_is_drawn_in_its_place_and_is_gone_at_the_end():
     parts = on_terminal(LIVE, columns=10, rows=12).split("\x1b[11F\x1b[J")
     assert len(parts) == 3
@@ -91,6 +96,7 @@ def test_a_live_table_is_drawn_in_its_place_and_is_gone_at_the_end():
     assert parts[2] == "done\r\n"
 
 
+@pytest.mark.heavy
 def test_nothing_is_live_where_nobody_watches():
     program = "from exitflow.report.terminal import live_table\nwith live_table() as show: print(show)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

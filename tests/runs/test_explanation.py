@@ -78,6 +78,7 @@ def test_a_weighting_that_would_leave_an_exit_without_data_is_left_out():
     assert set(found.weights) == set(found.terms) == {"auto"}
 
 
+@pytest.mark.heavy
 def test_all_backends_explain_alike(explanation):
     system = tiny_system("training.help_probability=0.2")
     assert explain(system, dataset=DATA, backend="processes", workers=2).to_json() == explanation.to_json()

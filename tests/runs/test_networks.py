@@ -9,7 +9,7 @@ import torch
 from exitflow.runs.runs import Run
 from tests.flower.test_deployment import SAMPLES, Machines, expected_state
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.system]
 
 PREFIX = "exitflow-test"
 LINKS = {  # of every node, in each direction

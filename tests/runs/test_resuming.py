@@ -24,6 +24,8 @@ from exitflow.system.assembly import Assembly
 from tests.runs.cut_off import DATA, Stop, same_weights, stop_at, unfinished
 from tests.small import TINY, image_dataset, record_of, tiny_system
 
+pytestmark = pytest.mark.heavy
+
 BOUND_MIN = "training.weighting=exitflow.federated.weighting:bound_min"
 
 

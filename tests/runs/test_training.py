@@ -98,6 +98,7 @@ def test_local_epochs_are_scaled_so_that_every_node_makes_the_same_steps(tmp_pat
     assert json.loads((run.path / "profile.json").read_text())["num_steps"] == 8
 
 
+@pytest.mark.heavy
 def test_training_does_not_load_the_compiler(tmp_path):
     """Which PyTorch would do unasked, for seconds, in every process that trains."""
     code = f"""
@@ -243,6 +244,7 @@ def test_an_evaluation_without_test_data_is_one_sentence(tmp_path):
         evaluate(run, dataset=without(DATA, "test"))
 
 
+@pytest.mark.heavy
 def test_training_learns_digits(tmp_path):
     """A few seconds of real training: far above the 10 % of guessing, at every exit."""
     system = tiny_system(

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 
+import pytest
+
 from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.traffic.cluster import LocalCluster
 from tests.serving.inprocess import http
@@ -11,6 +13,8 @@ from tests.serving.small import chain, make_bundle
 from tests.test_readme import ROOT, blocks
 
 SERVING = (ROOT / "docs" / "serving.md").read_text()
+
+pytestmark = pytest.mark.heavy
 
 
 def test_the_requests_from_python_and_curl_work(tmp_path, capsys):

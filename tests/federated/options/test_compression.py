@@ -82,6 +82,7 @@ def test_what_is_lost_comes_with_later_updates(kind, tmp_path):
     assert not torch.allclose(sent, trained, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_compressed_training_is_the_same_on_every_backend(kind, tmp_path):
     system = tiny_system(f"federation.compression={kind}")

@@ -17,6 +17,8 @@ from exitflow.runs.backends import open_backend
 from exitflow.system.assembly import Assembly
 from tests.small import image_dataset, tiny_system
 
+pytestmark = pytest.mark.heavy
+
 VARIANTS = {
     "p=0": (),
     "p=0.2": ("training.help_probability=0.2",),

@@ -16,6 +16,8 @@ from exitflow.free_ports import free_ports
 from exitflow.runs.runs import Run
 from tests.small import TINY
 
+pytestmark = pytest.mark.heavy
+
 NAMESPACE = "exitflow-test-ray"
 
 
@@ -30,7 +32,7 @@ def test_an_address_without_a_cluster_is_named_at_once(address, problem):
         _check_reachable(address.format(free=free_ports(1)[0]))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(600)
 def test_a_cluster_that_runs_already_trains_the_same(tmp_path):
     """In a network namespace with nothing but loopback, where Ray takes no other address."""

@@ -49,6 +49,7 @@ def connect(place):
     return socket.create_connection((host, int(port)))
 
 
+@pytest.mark.heavy
 def test_three_hundred_idle_connections_do_not_kill_a_node_that_may_have_256_files(node_with_few_files):
     bundle, listen, web = node_with_few_files
     with ExitStack() as stack, grpc.insecure_channel(listen) as channel:

@@ -15,6 +15,8 @@ from exitflow.serving.wire.messages import SERVICE, ModelInferRequest
 from tests.serving.inprocess import http
 from tests.serving.small import INPUT_SHAPE
 
+pytestmark = pytest.mark.heavy
+
 FINE = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,

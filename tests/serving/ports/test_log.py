@@ -43,6 +43,7 @@ def send(port, data):
         return connection.getsockname(), connection.recv(65536)
 
 
+@pytest.mark.heavy
 def test_invalid_http_is_logged_with_its_peer_and_not_without_limit(node):
     port, stop = node
     for _ in range(2 * logs.BURST):
@@ -55,6 +56,7 @@ def test_invalid_http_is_logged_with_its_peer_and_not_without_limit(node):
     assert "more_left_out" in found[logs.BURST - 1]
 
 
+@pytest.mark.heavy
 def test_a_refused_request_is_logged_with_peer_and_code(node):
     port, stop = node
     (host, own_port), _ = send(port, b"GET /v2/models/who%0Aknows HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -62,6 +64,7 @@ def test_a_refused_request_is_logged_with_peer_and_code(node):
     assert [(line["peer"], line["code"]) for line in found] == [(f"{host}:{own_port}", "NOT_FOUND")]
 
 
+@pytest.mark.heavy
 def test_a_client_that_stalls_until_the_node_stops_leaves_no_traceback(node):
     port, stop = node
     with socket.create_connection(("127.0.0.1", port)) as connection:

@@ -22,6 +22,8 @@ from tests.command import call
 from tests.serving.small import chain, make_bundle
 from tests.small import TINY
 
+pytestmark = pytest.mark.heavy
+
 
 def start_up(bundle):
     process = subprocess.Popen(

@@ -18,6 +18,8 @@ from tests.serving.asking import message
 from tests.serving.inprocess import ALL_UP, FakeParent, fake_parent, http, running
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 PATIENT = ["--set=forward_timeout=30", "--set=forward=feature", "--set=audit_share=0"]
 HASTY = ["--set=forward_timeout=0.3", *PATIENT[1:]]
 

@@ -4,8 +4,11 @@ import asyncio
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from tests.serving.asking import ask_all, expected
+
+pytestmark = pytest.mark.heavy
 
 
 def test_a_tree_of_seven_answers_thousands_of_requests_as_the_evaluation_does(bundle, tree):

@@ -183,6 +183,7 @@ def test_certificates_are_private_and_never_overwritten(eager, certs):
     assert "did you mean 'cloud'?" in result.stderr
 
 
+@pytest.mark.heavy
 def test_making_certificates_needs_nothing_that_serves(eager, tmp_path):
     absent = "import sys; sys.modules.update(dict.fromkeys(['grpc', 'onnxruntime', 'uvicorn', 'google.protobuf'])); "
     program = f"{absent}from exitflow.cli.main import main; main(['certs', *sys.argv[1:]])"
@@ -210,6 +211,7 @@ def test_a_token_that_fits_into_no_header_is_refused_at_the_start(eager, token):
     assert (result.exit_code, "--token: must" in result.stderr) == (2, True)
 
 
+@pytest.mark.heavy
 def test_nodes_need_certificates_of_their_own_and_clients_a_token(eager, certs, tmp_path):
     cluster = LocalCluster(
         eager, logs=tmp_path, options=["--token=sesame", "--set=forward=feature", "--set=forward_timeout=30"]
