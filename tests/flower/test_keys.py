@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 import contextlib
 
 from exitflow.errors import ConfigError
-from exitflow.flower.federation_status import days_until
+from exitflow.flower.commands import renewable
 from exitflow.flower.keys import (
     CA,
     CERTIFICATE,
@@ -24,7 +24,7 @@ from exitflow.flower.keys import (
     write_node_key,
     write_server_certificate,
 )
-from exitflow.flower.superlink import renewable
+from exitflow.flower.status import days_until
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from exitflow.errors import ConfigError, TrainingError
 from exitflow.flower import node as node_program
 from exitflow.flower.folders import check_address, init_federation
 from exitflow.flower.node import UNKNOWN_TO_SERVER, NodeTrainers, SuperNode, run_node
-from exitflow.flower.roll_call import Present
+from exitflow.flower.status import Present
 from exitflow.flower.worker import serve
 from exitflow.models.specs import CommonNetwork, CustomModel, SlimResNet, factories
 from tests.small import tiny_system

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from exitflow.flower.keys import write_authority, write_server_certificate
-from exitflow.flower.roll_call import Present
 from exitflow.flower.server import Presence, warn_of_end
+from exitflow.flower.status import Present
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from exitflow.cli.program import Group
 from exitflow.report.terminal import print_table
 
 if TYPE_CHECKING:
-    from exitflow.flower.federation_status import FederationStatus
+    from exitflow.flower.status import FederationStatus
 
 
 @click.group(cls=Group, short_help="Train across machines that keep their data.")
@@ -151,8 +151,8 @@ def status(context: click.Context, folder: str, as_json: bool) -> None:
       exitflow federation status federation
       exitflow federation status federation/server --json
     """
-    from exitflow.flower.federation_status import federation_status
     from exitflow.flower.folders import read_address, server_folder
+    from exitflow.flower.status import federation_status
 
     found = server_folder(folder)
     federation = federation_status(found, read_address(found))

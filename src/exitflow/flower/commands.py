@@ -1,4 +1,4 @@
-"""How we call Flower: the command lines of its programs, their settings, and its own command line in one process.
+"""How we call Flower: the command lines of its programs, their settings, and two of them as we run them.
 
 TLS always, and a key for every node, on loopback too: there is one way in which a federation runs. The SuperLink
 leaves it to others to run the ServerApp (`--isolation process`); whoever trains does so with a SuperExec beside the
@@ -7,15 +7,21 @@ training, and proves with a shared secret that it may.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import ssl
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from exitflow import __version__
+
+if TYPE_CHECKING:
+    from uvicorn import Config
 
 SERVER_APP = "exitflow.flower.server_app:app"
 CLIENT_APP = "exitflow.flower.client_app:app"
@@ -84,7 +90,7 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def main() -> None:
+def control_main() -> None:
     """Run the commands that the first argument lists, as JSON; the first that fails ends it with what it said."""
     import click
     from flwr.cli.app import app
@@ -97,3 +103,44 @@ def main() -> None:
             problem = " ".join(error.format_message().split())
             if not request["tolerate"] or request["tolerate"] not in problem:
                 sys.exit(problem)
+
+
+def superlink_main() -> None:
+    """The SuperLink: Flower's own program, with two settings of its web server that it has no options for."""
+    import uvicorn
+    from flwr.superlink.cli import flower_superlink
+
+    run = uvicorn.run
+
+    def run_renewable(*args: Any, **options: Any) -> None:
+        # no line for every request either: nodes ask every few seconds, and the log would grow for ever
+        run(*args, **{**options, "ssl_context_factory": renewable, "access_log": False})
+
+    uvicorn.run = run_renewable
+    flower_superlink()
+
+
+def renewable(config: Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    """A context that shows every new connection the certificate that is in the files at that time.
+
+    What cannot be used is passed over: key and certificate may be replaced one after the other.
+    """
+    files = [Path(str(name)) for name in (config.ssl_certfile, config.ssl_keyfile)]
+    seen, current = _stamps(files), make()
+
+    def renew(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        nonlocal seen, current
+        if (stamps := _stamps(files)) != seen:
+            seen = stamps
+            with contextlib.suppress(OSError, ValueError):
+                current = make()
+        connection.context = current
+
+    first = current
+    first.sni_callback = renew  # called for every connection, also for those that name no host
+    return first
+
+
+def _stamps(files: list[Path]) -> list[tuple[int, int] | None]:
+    """What changes when one of the files is replaced."""
+    return [(found.st_mtime_ns, found.st_ino) if path.exists() and (found := path.stat()) else None for path in files]

@@ -19,7 +19,7 @@ from exitflow.flower.folders import node_of, read_address
 from exitflow.flower.frames import Header
 from exitflow.flower.keys import CA, public_key_in
 from exitflow.flower.programs import Program, Programs, working_folder
-from exitflow.flower.roll_call import calling
+from exitflow.flower.status import calling
 from exitflow.flower.worker import Worker, serve
 from exitflow.free_ports import free_ports
 from exitflow.models.specs import factories

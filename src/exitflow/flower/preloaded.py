@@ -23,13 +23,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-PROGRAMS = {  # as in Flower's own list of commands, but for what ends with main
-    "flower-superlink": "exitflow.flower.superlink:main",
+PROGRAMS = {  # as in Flower's own list of commands, but for what is ours
+    "flower-superlink": "exitflow.flower.commands:superlink_main",
     "flower-supernode": "flwr.supernode.cli:flower_supernode",
     "flower-superexec": "flwr.supercore.cli:flower_superexec",
     "flwr-clientapp": "flwr.supernode.cli:flwr_clientapp",
     "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
-    "exitflow-control": "exitflow.flower.commands:main",
+    "exitflow-control": "exitflow.flower.commands:control_main",
 }
 STARTED_BY_FLOWER = ("flower-superexec", "flwr-clientapp", "flwr-serverapp")
 SOCKET = "EXITFLOW_PRELOADED"  # environment variable: where the process listens

@@ -1,16 +1,81 @@
-"""How a federation is: who is connected, how far its training is, how long its certificate lasts."""
+"""How a federation is: who is connected, how far its training is, how long its certificate lasts.
+
+Who is connected the SuperLink says itself, over its open interface, without a secret: that is a roll call. What the
+training does stands in the journal.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import httpx
+
+from exitflow.files import read_file
 from exitflow.flower.journal import Event, is_being_kept, read_journal
-from exitflow.flower.keys import node_keys, valid_until
-from exitflow.flower.roll_call import Present, calling
+from exitflow.flower.keys import CA, node_keys, valid_until
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
+PATIENCE = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class Present:
+    """A node as the SuperLink sees it."""
+
+    name: str
+    public_key: str  # hexadecimal
+    connected: bool
+    since: str | None  # when that began, in ISO 8601; None where it has never been connected
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """A connection to a SuperLink."""
+
+    client: ControlHttpClient
+
+    def __call__(self) -> list[Present] | None:
+        """All nodes whose keys are registered; None where nobody answers who can be believed."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        try:
+            found = self.client.ListNodes(ListNodesRequest()).nodes_info
+        except (httpx.HTTPError, ValueError):
+            return None
+        return [
+            Present(
+                node.name,
+                node.public_key.hex(),
+                node.status == "online",
+                (node.last_activated_at if node.status == "online" else node.last_deactivated_at) or None,
+            )
+            for node in found
+            if node.status != "unregistered"
+        ]
+
+
+@contextmanager
+def calling(address: str, authority: Path) -> Iterator[RollCall]:
+    """A connection to the SuperLink at `address`, whose certificate that authority must have signed."""
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=read_file(authority).decode("ascii"))
+    version = RuntimeVersionHttpInterceptor(component_name="exitflow")
+    client = ControlHttpClient(f"https://{address}", interceptors=[version], verify=context, timeout=PATIENCE)
+    try:
+        yield RollCall(client)
+    finally:
+        client.close()
 
 
 @dataclass(frozen=True)
@@ -57,7 +122,7 @@ class FederationStatus:
 
 def federation_status(folder: Path, address: str) -> FederationStatus:
     """How the federation is that meets at `address` and whose server has that folder."""
-    with calling(address, folder / "ca.crt") as roll_call:
+    with calling(address, folder / CA) as roll_call:
         present = roll_call()
     until = valid_until(folder)
     return FederationStatus(
