@@ -1,6 +1,5 @@
 """Ports for programs that are started here."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -8,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exitflow import free_ports as module
-from exitflow.free_ports import free_ports
+from exitflow.free_ports import FreePorts, free_ports
 
 pytestmark = pytest.mark.heavy
 
@@ -30,40 +28,46 @@ def test_no_port_is_one_that_an_outgoing_connection_may_get():
     assert not any(first <= port <= last for port in free_ports(200))
 
 
-def test_a_port_that_is_taken_is_not_given(monkeypatch):
-    taken, free = _range_of(2, monkeypatch)
+@pytest.fixture
+def some():
+    """Gives so many ports that are free, and nobody's any more."""
+
+    def find(count):
+        ports = FreePorts()
+        found = ports(count)
+        ports.give_back()
+        return found
+
+    return find
+
+
+def test_a_port_that_is_taken_is_not_given(some):
+    taken, free = some(2)
     with socket.create_server(("127.0.0.1", taken)):
-        assert free_ports(2) == [free]
+        assert FreePorts([taken, free])(2) == [free]
 
 
-def test_a_port_that_another_process_was_given_is_not_given_until_that_has_ended(monkeypatch):
-    first, second = _range_of(2, monkeypatch)
-    code = f"from exitflow import free_ports as module; module._RANGE = [{first}]; print(module.free_ports(1), flush=True); input()"
+def test_a_port_that_another_process_was_given_is_not_given_until_that_has_ended(some):
+    first, second = some(2)
+    code = (
+        f"from exitflow.free_ports import FreePorts; ports = FreePorts([{first}]); print(ports(1), flush=True); input()"
+    )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as other:
         assert other.stdout.readline() == f"[{first}]\n"
-        assert free_ports(2) == [second]
+        assert FreePorts([first, second])(2) == [second]
         other.kill()
-    monkeypatch.setattr(module, "_RANGE", [first])
-    assert free_ports(1) == [first]
+    assert FreePorts([first])(1) == [first]
 
 
-def test_so_many_ports_are_reserved_at_a_time(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_RESERVED", 3)
-    first, *others = _range_of(4, monkeypatch)
-    monkeypatch.setattr(module, "_RANGE", [first])
-    assert free_ports(1) == [first]
-    assert free_ports(1) == []
-    monkeypatch.setattr(module, "_RANGE", others)
-    assert sorted(free_ports(3)) == sorted(others)
-    monkeypatch.setattr(module, "_RANGE", [first])
-    assert free_ports(1) == [first]
+def test_so_many_ports_are_reserved_at_a_time(some):
+    ports = FreePorts(some(4), most_reserved=3)
+    first, others = ports(1), ports(3)
+    assert len({*first, *others}) == 4
+    assert ports(1) == first  # which was given back when the fourth was reserved
 
 
-def _range_of(count, monkeypatch):
-    """So many ports that are free, and from now on the only ones."""
-    found = free_ports(count)
-    while module._reserved:
-        os.close(module._reserved.popleft())
-    monkeypatch.setattr(module, "_RANGE", found)
-    return found
+def test_a_port_is_given_once(some):
+    ports = FreePorts(some(2))
+    assert len(ports(3)) == 2
+    assert ports(1) == []

@@ -108,7 +108,7 @@ def test_a_flood_is_left_out_and_others_are_still_heard(written):
 def test_after_a_second_one_more_of_a_flood_is_written(written):
     set_up, text = written
     set_up("json")
-    (handler,) = (each for each in logging.getLogger().handlers if isinstance(each, logs._BoundedHandler))
+    (handler,) = (each for each in logging.getLogger().handlers if isinstance(each, logs.BoundedHandler))
     for created in [0.0] * 200 + [0.5] * 5 + [1.5] * 5 + [0.2] * 5:  # a clock may be set back
         record = log.makeRecord(log.name, logging.INFO, __file__, 1, "flood", (), None)
         record.created = created

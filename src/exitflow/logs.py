@@ -38,10 +38,10 @@ def set_up(level: str = "info", style: str = "text", *, who: str = "") -> None:
     unless $GRPC_VERBOSITY says otherwise; this must be called before grpc is imported.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    handler = _BoundedHandler()
+    handler = BoundedHandler()
     handler.setFormatter(_JsonLines(who) if style == "json" else _TextLines(who))
     root = logging.getLogger()
-    for old in [each for each in root.handlers if isinstance(each, _BoundedHandler)]:
+    for old in [each for each in root.handlers if isinstance(each, BoundedHandler)]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
@@ -87,7 +87,7 @@ class _Budget:
         return True
 
 
-class _BoundedHandler(logging.StreamHandler[TextIO]):
+class BoundedHandler(logging.StreamHandler[TextIO]):
     """Leaves out records of a place in the code that has used up its budget, and says so once."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class _BoundedHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
-class _Sentences(_BoundedHandler):
+class _Sentences(BoundedHandler):
     """Warnings of a command that somebody waits for."""
 
     def __init__(self, program: str) -> None:

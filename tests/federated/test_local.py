@@ -14,6 +14,7 @@ from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.federated.types import ServerState, Task
 from exitflow.models.build import build_model
+from exitflow.models.layout import best_layout
 from exitflow.models.specs import EarlyExitResNet
 from tests.small import NestedLinear, gaussian_split, image_dataset, initial_state, linear_trainer, training
 
@@ -65,8 +66,9 @@ def test_steps_are_those_of_pytorchs_sgd_to_the_bit(momentum, decay):
     spec = training(learning_rate=rate, momentum=momentum, weight_decay=decay, batch_size=4)
     model, trainer = image_trainer(spec, steps, dtype=torch.float32)
     update = trainer.train(initial_state(model), Task(1, "node", (2,), (1.0,), 1.0, seed=5))
-    layout = trainer._workplace(2).layout
-    network = model.submodel(2).train().to(memory_format=layout)
+    network = model.submodel(2).train()
+    layout = best_layout(network)
+    network = network.to(memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=momentum, weight_decay=decay)
     for batch in itertools.islice(trainer.data.batches("node", 4, seed=5), steps):
         optimizer.zero_grad()

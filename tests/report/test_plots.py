@@ -101,7 +101,8 @@ def test_a_long_title_is_never_cut_off():
     figure.draw_without_rendering()
     title = figure.get_suptitle()
     assert title.replace("\n", " ") == long
-    assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
+    (drawn,) = (text for text in figure.texts if text.get_text() == title)
+    assert drawn.get_window_extent().x1 < figure.bbox.x1
 
 
 def test_a_variant_has_the_same_dashes_whatever_is_drawn_beside_it():

@@ -11,8 +11,10 @@ from scipy import optimize, stats
 from exitflow.errors import ConfigError, RunError
 from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.options.privacy import Privacy, PrivacyLoss, changes, run_secret
+from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.types import Update
-from exitflow.runs.training import Training, resume, train
+from exitflow.runs.run_dir import RunDir
+from exitflow.runs.training import resume, train
 from tests.small import image_dataset, task_of, tiny_system
 
 TASK = task_of(1, "n", 1, 1.0, 0)
@@ -155,15 +157,19 @@ def test_the_loss_counts_the_rounds_in_which_a_node_was_asked(local_exits, tmp_p
     settings = ("federation.clip_norm=0.5", "federation.noise_multiplier=2.0", "training.participation=0.3")
     system = tiny_system(*settings, f"training.local_exits={local_exits}", "training.rounds=4")
     asked = Counter()
-    original = Training._record
+    draw, append = TrainingPlan.tasks, RunDir.append
 
-    def watched(self, state, report):
-        asked.update(task.node for task in report.tasks)
-        record = original(self, state, report)
+    def drawn(self, round, exit_weights):
+        tasks = draw(self, round, exit_weights)
+        asked.update(task.node for task in tasks)
+        return tasks
+
+    def appended(self, record):
         assert counted[-1] == max(asked.values(), default=0)
-        return record
+        append(self, record)
 
-    monkeypatch.setattr(Training, "_record", watched)
+    monkeypatch.setattr(TrainingPlan, "tasks", drawn)
+    monkeypatch.setattr(RunDir, "append", appended)
     train(system, tmp_path / "run", dataset=image_dataset(96))
     assert len(counted) == 4
 

@@ -9,7 +9,7 @@ import torch
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.loop import run_rounds
-from exitflow.federated.places.processes import _Worker
+from exitflow.federated.places.processes import Worker
 from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
@@ -74,7 +74,7 @@ def test_ray_gives_the_bits_of_serial(variant, tmp_path):
 def test_there_are_never_more_workers_of_ray_than_cores(tmp_path):
     assembly = Assembly(tiny_system(), image_dataset(96))
     with open_backend("ray", assembly.trainer(tmp_path), assembly.initial_state(), workers=50) as backend:
-        assert len(backend._actors) == 2
+        assert len(backend.actors) == 2
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_there_are_never_more_workers_of_ray_than_cores(tmp_path):
 def test_a_node_that_keeps_something_stays_with_one_worker_of_ray(setting, stays, tmp_path):
     assembly = Assembly(tiny_system(setting), image_dataset(96))
     with open_backend("ray", assembly.trainer(tmp_path / "nodes"), assembly.initial_state(), workers=2) as backend:
-        assert (backend._actor_for("device-0", [1, 0]) == backend._actor_for("device-0", [0, 1])) is stays
+        assert (backend.actor_for("device-0", [1, 0]) == backend.actor_for("device-0", [0, 1])) is stays
 
 
 def test_more_updates_than_slots_come_in_order(monkeypatch, tmp_path):
@@ -112,9 +112,9 @@ def test_the_deepest_task_is_begun_first(tmp_path, monkeypatch):
     state = assembly.initial_state()
     tasks = sample_tasks(list(assembly.samples), assembly.profile.probabilities, round=1, seed=0)
     begun = []
-    send = _Worker.send
+    send = Worker.send
     monkeypatch.setattr(
-        _Worker, "send", lambda self, message: (begun.append(message["task"]["node"]), send(self, message))
+        Worker, "send", lambda self, message: (begun.append(message["task"]["node"]), send(self, message))
     )
     with open_backend("processes", assembly.trainer(tmp_path), state, workers=2) as backend:
         assert [update.task for update in backend.run(state, tasks)] == tasks
@@ -128,7 +128,7 @@ def test_a_worker_that_dies_is_reported_with_what_it_was_doing(tmp_path):
     with open_backend("processes", assembly.trainer(tmp_path), state, workers=1) as backend:
         updates = backend.run(state, tasks)
         next(updates)
-        os.kill(backend._workers[0].process.pid, signal.SIGKILL)
+        os.kill(backend.workers[0].process.pid, signal.SIGKILL)
         with pytest.raises(TrainingError, match=r"a worker process died at round 1, node .* \(exit code -9\)"):
             list(updates)
 
@@ -167,7 +167,7 @@ def test_closing_a_backend_leaves_no_process_and_the_threads_as_they_were(tmp_pa
     torch.set_num_threads(2)
     try:
         with open_backend("processes", assembly.trainer(tmp_path), assembly.initial_state(), workers=2) as backend:
-            processes = [worker.process for worker in backend._workers]
+            processes = [worker.process for worker in backend.workers]
             assert torch.get_num_threads() == 1
             assert all(process.is_alive() for process in processes)
         assert not any(process.is_alive() for process in processes)
@@ -179,4 +179,4 @@ def test_closing_a_backend_leaves_no_process_and_the_threads_as_they_were(tmp_pa
 def test_there_are_never_more_workers_than_nodes(tmp_path):
     assembly = Assembly(tiny_system(), image_dataset(96))
     with open_backend("processes", assembly.trainer(tmp_path), assembly.initial_state(), workers=50) as backend:
-        assert len(backend._workers) == 7
+        assert len(backend.workers) == 7

@@ -26,10 +26,10 @@ NAMESPACE = "exitflow-test-ray"
     [("nowhere", "expected HOST:PORT"), ("127.0.0.1:{free}", "nobody answers at 127.0.0.1:")],
 )
 def test_an_address_without_a_cluster_is_named_at_once(address, problem):
-    from exitflow.federated.places.ray import _check_reachable
+    from exitflow.federated.places.ray import check_reachable
 
     with pytest.raises(ConfigError, match=f"--address: {problem}"):
-        _check_reachable(address.format(free=free_ports(1)[0]))
+        check_reachable(address.format(free=free_ports(1)[0]))
 
 
 @pytest.mark.system

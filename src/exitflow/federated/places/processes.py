@@ -38,15 +38,15 @@ class ProcessesBackend:
 
     def __init__(self, trainer: LocalTrainer, state: ServerState, num_workers: int) -> None:
         self._shared = _SharedTensors(trainer, state, num_slots=num_workers + SPARE_SLOTS)
-        self._workers: list[_Worker] = []
+        self.workers: list[Worker] = []
         context = mp.get_context("fork")
         for _ in range(num_workers):
             ours, theirs = context.Pipe()
-            inherited = [worker.connection for worker in self._workers] + [ours]
+            inherited = [worker.connection for worker in self.workers] + [ours]
             process = context.Process(target=_work, args=(trainer, self._shared, theirs, inherited), daemon=True)
             process.start()
             theirs.close()
-            self._workers.append(_Worker(process, ours))
+            self.workers.append(Worker(process, ours))
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
         """Updates are views into shared memory, valid until the next one is asked for."""
@@ -64,9 +64,9 @@ class ProcessesBackend:
 
     def close(self) -> None:
         """End the workers, and wait until they have ended."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.connection.close()
-        for worker in self._workers:
+        for worker in self.workers:
             worker.process.terminate()
             worker.process.join()
 
@@ -77,9 +77,9 @@ class ProcessesBackend:
         would keep one worker busy and the others waiting.
         """
         waiting = list(range(len(jobs)))
-        idle = deque(self._workers)
+        idle = deque(self.workers)
         slots = deque(range(self._shared.num_slots))
-        busy: dict[Connection, tuple[_Worker, int, int]] = {}
+        busy: dict[Connection, tuple[Worker, int, int]] = {}
         done: dict[int, tuple[int, dict[str, Any]]] = {}
         for turn in range(len(jobs)):
             while True:
@@ -101,7 +101,7 @@ class ProcessesBackend:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Worker:
+class Worker:
     """The parent's side of one process."""
 
     process: mp.process.BaseProcess

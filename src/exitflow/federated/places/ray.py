@@ -45,7 +45,7 @@ class RayBackend:
         count = min(num_workers or cores, cores, len(trainer.data.indices))  # an actor without a core never starts
         trainer_ref = ray.put(trainer)
         actor = ray.remote(num_cpus=1)(_Actor)
-        self._actors: list[Any] = [actor.remote([trainer_ref], "torchvision" in sys.modules) for _ in range(count)]
+        self.actors: list[Any] = [actor.remote([trainer_ref], "torchvision" in sys.modules) for _ in range(count)]
         self._pinned = bool(trainer.states or trainer.residuals)  # what a node keeps lies where it was last trained
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
@@ -63,7 +63,7 @@ class RayBackend:
 
     def close(self) -> None:
         """End the actors, and the connection if it was ours."""
-        for actor in self._actors:
+        for actor in self.actors:
             ray.kill(actor)
         if self._own:
             ray.shutdown()
@@ -71,14 +71,14 @@ class RayBackend:
     def _in_order(self, jobs: Sequence[tuple[str, str, tuple[Any, ...]]]) -> Iterator[Any]:
         """The result of each job, in order. Only so many are begun as the actors can take."""
         waiting = deque(enumerate(jobs))
-        load = [0] * len(self._actors)
+        load = [0] * len(self.actors)
         running: dict[Any, tuple[int, int]] = {}  # reference -> job, actor
         done: dict[int, Any] = {}
         for turn in range(len(jobs)):
             while turn not in done:
-                while waiting and (actor := self._actor_for(waiting[0][1][0], load)) is not None:
+                while waiting and (actor := self.actor_for(waiting[0][1][0], load)) is not None:
                     index, (_, method, arguments) = waiting.popleft()
-                    running[getattr(self._actors[actor], method).remote(*arguments)] = (index, actor)
+                    running[getattr(self.actors[actor], method).remote(*arguments)] = (index, actor)
                     load[actor] += 1
                 finished, _ = ray.wait(list(running))
                 for reference in finished:
@@ -87,7 +87,7 @@ class RayBackend:
                     done[index] = reference
             yield self._result(done.pop(turn), jobs[turn])
 
-    def _actor_for(self, node: str, load: list[int]) -> int | None:
+    def actor_for(self, node: str, load: list[int]) -> int | None:
         """The idlest actor, or the node's own; None where that has enough to do."""
         actor = zlib.crc32(node.encode()) % len(load) if self._pinned else int(np.argmin(load))
         return actor if load[actor] < QUEUE else None
@@ -108,7 +108,7 @@ def _connect(num_workers: int | None, address: str | None) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address:
-        _check_reachable(address)
+        check_reachable(address)
         try:
             ray.init(address=address, **settings)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -118,7 +118,7 @@ def _connect(num_workers: int | None, address: str | None) -> None:
         ray.init(address="local", num_cpus=num_workers, include_dashboard=False, **settings)
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
