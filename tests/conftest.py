@@ -49,7 +49,8 @@ class Alone:
         sys.addaudithook(self.see)
 
     def see(self, event: str, args: tuple[object, ...]) -> None:
-        if event in self.ASIDE and os.getpid() == self.process:
+        beside = event in self.ASIDE and os.getpid() == self.process
+        if beside and not (event.startswith("socket") and isinstance(args[1], str)):  # a socket that is a file
             self.found = event
 
 

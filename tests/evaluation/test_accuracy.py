@@ -28,6 +28,7 @@ def test_what_is_not_finite_is_never_right(damage):
     assert outputs.exit_accuracy.tolist() == [0.0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("num_nodes", "kind"), [*((7, kind) for kind in CONFIDENCES), (17, "entropy")])
 @pytest.mark.parametrize("setting", PAPER_SETTINGS)
 def test_accuracy_equals_that_of_the_request_by_request_evaluation(kind, num_nodes, setting):

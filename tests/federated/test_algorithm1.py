@@ -168,6 +168,7 @@ def minimiser(split, weights, probabilities, l2):
     return result.x, lambda flat: objective(flat)[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("probabilities", [[[1, 0], [1, 0], [0, 1]], [[1, 0], [1, 0], [0.3, 0.7]]])
 def test_on_a_convex_problem_it_reaches_the_minimiser_of_the_weighted_loss(probabilities):
     """With the theorem's step sizes; and it is the minimiser for these weights, not for others."""

@@ -49,6 +49,7 @@ def test_embedded_data_have_no_directory(tmp_path):
     assert len(NodeTrainers("device-0", tmp_path, None)(header).data.indices) == 7
 
 
+@pytest.mark.heavy
 def test_a_node_ends_when_its_supernode_can_never_be_started(tmp_path, monkeypatch):
     class Refused:
         stopped = False

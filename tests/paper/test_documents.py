@@ -341,6 +341,7 @@ def test_no_figure_of_the_page_of_results_is_typed_by_hand():
     assert re.findall(r"\d+\.\d+|\d+ %", text) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale", OWN_DOCUMENTS)
 def test_our_own_results_are_whole_and_of_what_the_tables_ask_for(scale):
     results = store(scale)

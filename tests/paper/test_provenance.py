@@ -11,6 +11,7 @@ from paper import provenance as module
 from paper.provenance import commit, provenance
 
 
+@pytest.mark.heavy
 def test_provenance_says_when_what_and_where():
     found = provenance()
     assert "cores" in found.machine
