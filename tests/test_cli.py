@@ -123,6 +123,22 @@ def test_whatif_prints_every_combination_and_writes_a_page(tmp_path):
     assert "there is none of that name" in call("whatif", path, "--vary", "tiers.x.count=1", code=2).stderr
 
 
+def test_simulate_follows_requests_or_a_fluid_of_them(run, tmp_path):
+    found = json.loads(call("simulate", run, "--duration", "20", "--fail", "edge-0@5s..10s", "--json").stdout)
+    assert found["model"] == "exact"
+    assert found["answered"] > 1000
+    assert found["exit_share"] == pytest.approx([0.8, 0.15, 0.05], abs=0.06)
+    assert "As time goes by" in call("simulate", run, "--duration", "5").stdout
+    many = json.loads(call("simulate", run, "--devices", "400000", "--json").stdout)
+    assert many["model"] == "fluid"
+    assert many["requests"] == pytest.approx(600 * 100 * 100_000)
+    assert "must be a multiple of the 4 devices" in call("simulate", run, "--devices", "3", code=2).stderr
+    trace = tmp_path / "trace.csv"
+    trace.write_text("seconds,requests\n0,1\n10,2\n5,1\n")
+    refused = call("simulate", run, "--trace", trace, code=2).stderr
+    assert f"{trace}: seconds: time goes back or stands still after [10.0]" in refused
+
+
 def test_plan_prints_a_table():
     output = call("plan", "paper-7:80-15-5").stdout
     assert "device-0" in output

@@ -11,6 +11,7 @@ COMMANDS = {  # name -> the module of exitflow.cli, which is loaded when it is n
     "init": "init",
     "plan": "planning",
     "whatif": "planning",
+    "simulate": "simulate",
     "explain": "explain",
     "train": "training",
     "evaluate": "training",

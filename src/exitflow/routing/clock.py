@@ -38,11 +38,15 @@ class RealClock:
 
 
 class _VirtualTimer:
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.call: Callable[[], object] | None = call
+    __slots__ = ("arguments", "function")
+
+    def __init__(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        self.function: Callable[..., object] | None = function
+        self.arguments = arguments
 
     def cancel(self) -> None:
-        self.call = None
+        self.function = None
+        self.arguments = ()
 
 
 class VirtualClock:
@@ -66,7 +70,7 @@ class VirtualClock:
 
     def call_later(self, seconds: float, function: Callable[..., object], *arguments: Any) -> Timer:
         """Call `function(*arguments)` when it has been advanced by so many seconds."""
-        timer = _VirtualTimer(lambda: function(*arguments))
+        timer = _VirtualTimer(function, arguments)
         heapq.heappush(self._due, (self._now + max(seconds, 0.0), next(self._number), timer))
         return timer
 
@@ -75,8 +79,8 @@ class VirtualClock:
         end = self._now + seconds
         while self._due and self._due[0][0] <= end:
             self._now, _, timer = heapq.heappop(self._due)
-            if timer.call:
-                timer.call()
+            if timer.function:
+                timer.function(*timer.arguments)
         self._now = end
 
 

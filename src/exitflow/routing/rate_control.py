@@ -104,6 +104,10 @@ class Recent:
 
     def add(self, values: FloatArray) -> None:
         """The newest overwrite the oldest."""
+        if len(values) == 1:
+            self._ring[self._count % WINDOW] = values[0]
+            self._count += 1
+            return
         places = (self._count + np.arange(len(values))) % WINDOW
         self._ring[places] = values
         self._count += len(values)
