@@ -13,7 +13,7 @@ from exitflow.topology.settings import PAPER_SETTINGS
 from paper.figures import TableFigures
 from paper.leads import AGAINST_THE_PAPER, CONTESTS, Lead, find_lead
 from paper.results import Results
-from paper.tables import TABLES, Table
+from paper.tables import TABLES, Table, tables_of
 
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 COST_COLUMNS = ("bytes sent", "multiply-adds")
@@ -167,7 +167,8 @@ def lead_rows(dataset: str, results: Results) -> dict[str, LeadRow]:
     """Every contest that has a result on this data set, by its title."""
     seeds = results.seeds()
     rows: dict[str, LeadRow] = {}
-    for contest in CONTESTS:
+    asked = {table.name for table in tables_of(results.scale)}
+    for contest in (each for each in CONTESTS if each.table in asked):
         cells = [contest.cells(dataset, setting) for setting in PAPER_SETTINGS]
         leads = tuple((find_lead(each, results, seeds) or MISSING) if each else "" for each in cells)
         if any(isinstance(lead, Lead) for lead in leads):

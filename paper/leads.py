@@ -80,6 +80,11 @@ def _strategies(prefix: str, table: str) -> Iterator[Contest]:
     yield Contest(f"{prefix}: flops-prop over the other three", table, "flops-prop", others)
 
 
+def _others(table: str) -> tuple[str, ...]:
+    """All but auto that serve the setting of a column."""
+    return tuple(row.label for row in TABLES[table].rows if row.serves_the_setting and row.label != "auto")
+
+
 CONTESTS = (
     *_strategies("equal partition", "table1"),
     *_strategies("17 nodes", "table4"),
@@ -99,12 +104,9 @@ CONTESTS = (
         "auto",
         tuple(f"{name} + grid + coverage + blended" for name in _FOUR),
     ),
-    Contest(
-        "auto over the neighbouring methods",
-        "peers",
-        "auto",
-        tuple(row.label for row in TABLES["peers"].rows if row.serves_the_setting and row.label != "auto"),
-    ),
+    Contest("auto over the neighbouring methods", "peers", "auto", _others("peers")),
+    *(Contest(f"{regime}: auto over the paper's four", regime, "auto", _FOUR) for regime in ("long", "pretrained")),
+    *(Contest(f"{regime}: auto over all", regime, "auto", _others(regime)) for regime in ("long", "pretrained")),
 )
 
 

@@ -24,7 +24,7 @@ from paper.figures import TableFigures, gradient_variance_json
 from paper.printing import print_figures, print_gradient_variance
 from paper.reproduction import Reproduction
 from paper.results import STORES
-from paper.tables import DATASETS, GRADIENT_VARIANCE, SCALES, TABLES, Job, Table, find_table
+from paper.tables import DATASETS, GRADIENT_VARIANCE, SCALES, Job, Table, find_table, tables_of
 
 
 @click.command(short_help="Run the experiments behind a table.")
@@ -53,7 +53,8 @@ def reproduce(
     """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
 
     TABLE is table1 to table6 (table3 is also called gradient-variance), ours, ours-17-nodes, ours-biased,
-    ours-highly-biased, blended, parts, peers, or all. Trainings that several cells share run once; a run that was
+    ours-highly-biased, blended, parts, peers, or all; at the scales long and pretrained, tables of these names,
+    long-highly-biased and long-17-nodes. Trainings that several cells share run once; a run that was
     killed goes on where it stood, and several processes may fill one --out. With --settings, tables that have none
     of these columns are left out; table3 has no columns. Without --workers there is one for each core, or one in
     all where --device is no cpu.
@@ -65,7 +66,9 @@ def reproduce(
       python -m paper reproduce all --scale paper --device cuda
     """
     table = GRADIENT_VARIANCE if table == "table3" else table
-    chosen = list(TABLES.values()) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
+    chosen = tables_of(scale) if table == "all" else [find_table(table)] if table != GRADIENT_VARIANCE else []
+    if chosen and not any(scale in each.scales for each in chosen):
+        raise ConfigError(f"{table} is asked for at {' and '.join(chosen[0].scales)}, got {scale!r}", key="--scale")
     chosen = _with_columns(chosen, settings) if settings is not None else chosen
     names, numbers = _dataset_names(datasets, chosen), split_seeds(seeds)
     reproduction = Reproduction(Path(out or STORES / f"{scale}.jsonl"), scale, data_dir, device)

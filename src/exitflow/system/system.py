@@ -35,7 +35,7 @@ from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.files import MEDIUM_FILE
-from exitflow.models.specs import EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
+from exitflow.models.specs import CommonNetwork, EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
 from exitflow.system.older import modernised, refuse_older_keys
 from exitflow.system.presets import preset
 from exitflow.topology.doubts import doubts
@@ -180,4 +180,12 @@ def same_training(one: System, other: System) -> bool:
 def what_decides(system: System) -> System:
     """The system without what makes no difference to its training: where the data lie, for example."""
     answers: Literal["blended", "own"] = "blended" if system.training.blends_answers else "own"
-    return replace(system, data=replace(system.data, dir=None), training=replace(system.training, answers=answers))
+    data, training = replace(system.data, dir=None), replace(system.training, answers=answers)
+    return replace(system, model=_wherever_it_lies(system.model), data=data, training=training)
+
+
+def _wherever_it_lies(model: ModelSpec) -> ModelSpec:
+    """Without the place of pretrained weights, of which a digest says what they are."""
+    if isinstance(model, CommonNetwork | SeparateNetworks):
+        return replace(model, network=_wherever_it_lies(model.network))
+    return replace(model, weights=None) if getattr(model, "weights_sha256", None) else model  # type: ignore[type-var]
