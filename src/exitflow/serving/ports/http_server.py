@@ -19,7 +19,7 @@ from exitflow.logs import about
 from exitflow.serving.node.node import Node
 from exitflow.serving.ports.description import Surroundings
 from exitflow.serving.ports.limits import ANSWER_SECONDS, Patience, max_connections
-from exitflow.serving.ports.rest import RestApp
+from exitflow.serving.ports.rest import rest_app
 from exitflow.serving.wire.addresses import bound_socket
 
 log = logging.getLogger("exitflow.serving")
@@ -171,7 +171,7 @@ async def start_rest(
     listening.listen(BACKLOG)
     listening.setblocking(False)
     config = uvicorn.Config(
-        RestApp(node, token=token, around=around),
+        rest_app(node, token=token, around=around),
         http=H11Protocol,
         ws="none",
         lifespan="off",
