@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from exitflow.data.dataset import Preparation, Split
+from exitflow.federated.feature_cache import FeatureCache
 from exitflow.federated.node_state import NodeStates
 from exitflow.federated.objectives import Objective, from_labels, make_objective
 from exitflow.federated.options.compression import Compression
@@ -36,6 +37,14 @@ VARIANCE_BATCHES = 16  # gradients that a node measures at an exit, at most
 
 
 @dataclass(frozen=True)
+class Batch(Split):
+    """Samples of a node."""
+
+    node: str
+    rows: Tensor  # (B,) which of its samples
+
+
+@dataclass(frozen=True)
 class NodeData:
     """The training samples of every node that this program trains."""
 
@@ -44,18 +53,19 @@ class NodeData:
     preparation: Preparation
     augment: bool = True
 
-    def batches(self, node: str, size: int, *, seed: int) -> Iterator[Split]:
+    def batches(self, node: str, size: int, *, seed: int) -> Iterator[Batch]:
         """Raw batches for ever: pass after pass in random order, incomplete batches dropped."""
         generator = torch.Generator().manual_seed(seed)
         held = self.indices[node]
         while True:
-            order = held[torch.randperm(len(held), generator=generator)]
+            order = torch.randperm(len(held), generator=generator)
             for start in range(0, len(held) - size + 1, size):
-                chosen = order[start : start + size]
+                rows = order[start : start + size]
+                chosen = held[rows]
                 inputs = self.train.inputs[chosen]
                 if self.augment:
                     inputs = self.preparation.augment(inputs, generator)
-                yield Split(inputs, self.train.labels[chosen])
+                yield Batch(inputs, self.train.labels[chosen], node, rows)
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ class LocalTrainer:
     device: str = "cpu"
     compression: Compression | None = None  # of updates
     residuals: NodeStates | None = None  # where what compression lost waits for the next update
+    cache: FeatureCache | None = None  # of what frozen stages give; needs data that are not augmented
 
     @cached_property
     def _workplaces(self) -> dict[tuple[int, ...], _Workplace]:
@@ -165,13 +176,23 @@ class LocalTrainer:
         loss = float(torch.stack(losses).mean())
         return GradientFigures(mean_variance * size / self.spec.batch_size, variance, variance + signal, loss)
 
-    def _losses(self, place: _Workplace, batch: Split, exits: Sequence[int], objective: Objective) -> Tensor:
+    def _losses(self, place: _Workplace, batch: Batch, exits: Sequence[int], objective: Objective) -> Tensor:
         """The mean loss of each of `exits`."""
+        labels = batch.labels.to(self.device)
+        known = {exit: carry.to(self.device, place.dtype) for exit, carry in self._known(batch, exits).items()}
+        if known:
+            return torch.stack(objective(place.network(known[min(known)], *exits, known=known), labels))
         inputs = self.data.preparation(batch.inputs, dtype=place.dtype, device=self.device)
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=place.layout)
-        labels = batch.labels.to(self.device)
         return torch.stack(objective(place.network(inputs, *exits), labels))
+
+    def _known(self, batch: Batch, exits: Sequence[int]) -> dict[int, Tensor]:
+        """What is kept of the features of a batch, by exit."""
+        if not self.cache:
+            return {}
+        indices = self.data.indices[batch.node]
+        return self.cache.features(batch.node, lambda: self.data.train.inputs[indices], batch.rows, exits)
 
 
 class _Workplace:

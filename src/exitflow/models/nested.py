@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -90,11 +91,17 @@ class _Prefix(nn.Module):
         self.stages = nn.ModuleDict({str(stage): network.stages[str(stage)] for stage in range(1, max(exits) + 1)})
         self.heads = nn.ModuleDict({str(exit): network.heads[str(exit)] for exit in exits})
 
-    def forward(self, features: Tensor, *exits: int) -> tuple[Tensor, ...]:
+    def forward(
+        self, features: Tensor, *exits: int, known: Mapping[int, Tensor] = MappingProxyType({})
+    ) -> tuple[Tensor, ...]:
+        """The logits of `exits`; what is known of the carry at some exits is not computed again."""
         wanted = [str(exit) for exit in exits] or list(self.heads)
         logits = []
         for stage in range(1, int(wanted[-1]) + 1):
-            features = self.stages[str(stage)](features)
+            if stage in known:
+                features = known[stage]
+            elif stage > max(known, default=0):
+                features = self.stages[str(stage)](features)
             if str(stage) in wanted:
                 logits.append(self.heads[str(stage)](features))
         return tuple(logits)

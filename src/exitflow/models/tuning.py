@@ -96,6 +96,14 @@ def frozen_parts(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def frozen_exits(network: nn.Module) -> int:
+    """How many stages, from the first on, are frozen as a whole, so that their features never change."""
+    if not isinstance(network, EarlyExitNetwork):
+        return 0
+    stages = (network.stages[str(exit)] for exit in range(1, network.num_exits + 1))
+    return sum(1 for _ in takewhile(lambda stage: not any(p.requires_grad for p in stage.parameters()), stages))
+
+
 def training_mode(network: nn.Module) -> None:
     """Of all but what is frozen."""
     network.train()

@@ -116,8 +116,8 @@ class Run:
 
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
     """Refuse a state that is of another model."""
-    fitting = (trained_tensors(model), whole(model, state).tensors)
-    if not any(_shapes(own) == _shapes(state.tensors) for own in fitting):
+    params, buffers = saved_tensors(model)
+    if _shapes(state.tensors) not in (_shapes(trained_tensors(model)), _shapes({**params, **buffers})):
         raise RunError(f"{source}: the weights do not fit the model in spec.toml")
 
 

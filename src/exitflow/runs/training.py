@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -224,6 +225,7 @@ class Training:
             check_somebody_trained(self._run_dir.records())
             save_state(self._run_dir.model, whole(self._assembly.model, state))
             self._run_dir.checkpoint.unlink(missing_ok=True)
+            shutil.rmtree(self._run_dir.path / "features", ignore_errors=True)
         return Run(self._run_dir.path)
 
     def rounds(self, state: ServerState, backend: Backend, observer: Observer | None = None) -> Iterator[ServerState]:

@@ -15,6 +15,7 @@ from exitflow.data.dataset import Dataset
 from exitflow.data.partition import node_samples, partition
 from exitflow.data.sources import load_dataset
 from exitflow.errors import ConfigError
+from exitflow.federated.feature_cache import FeatureCache
 from exitflow.federated.local import LocalTrainer, NodeData
 from exitflow.federated.measuring import GradientTable, measured_profile
 from exitflow.federated.node_state import NodeStates
@@ -25,8 +26,8 @@ from exitflow.federated.types import ServerState
 from exitflow.federated.weighting import ExitProfile
 from exitflow.models.build import build_model, preparation_of
 from exitflow.models.cost import ExitCost, exit_costs, joint_cost
-from exitflow.models.nested import NestedModel
-from exitflow.models.tuning import trained_buffers, trained_parameters, trained_tensors, training_mode
+from exitflow.models.nested import EarlyExitNetwork, NestedModel
+from exitflow.models.tuning import frozen_exits, trained_buffers, trained_parameters, trained_tensors, training_mode
 from exitflow.seeds import derive
 from exitflow.system.system import System
 from exitflow.topology.rates import ServingPlan, serving_plan
@@ -174,9 +175,10 @@ class Assembly:
         residuals = NodeStates(state_folder.with_name("residuals"))
         num_steps = num_steps or self.num_steps
         preparation = self.dataset.preparation if data.crop else replace(self.dataset.preparation, crop_padding=0)
+        augments = data.augment and spec.tune != "heads" and bool(preparation.crop_padding or preparation.flip)
         return LocalTrainer(
             self.model,
-            NodeData(self.dataset.train, indices, preparation, augment=data.augment),
+            NodeData(self.dataset.train, indices, preparation, augment=augments),
             spec,
             num_steps,
             make_schedule(spec, num_steps),
@@ -184,7 +186,14 @@ class Assembly:
             device,
             compression=compression,
             residuals=residuals if compression and compression.remembers else None,
+            cache=None if augments else self._feature_cache(state_folder.with_name("features")),
         )
+
+    def _feature_cache(self, folder: Path) -> FeatureCache | None:
+        """Where the first stages are frozen."""
+        if not isinstance(self.model, EarlyExitNetwork) or not frozen_exits(self.model):
+            return None
+        return FeatureCache(folder, self.model, self.dataset.preparation)
 
     def _partition(self) -> dict[str, torch.Tensor]:
         """Which of the training samples each node holds."""
