@@ -242,6 +242,7 @@ def test_evaluate_prints_json_for_one_setting_or_several(run):
     assert both[0] == one
 
 
+@pytest.mark.heavy
 def test_weights_that_a_system_gives_are_called_so_wherever_they_were_trained_with(tmp_path):
     options = ["--set", "training.exit_weights=[1,1,8]", *TINY_OPTIONS, "--backend", "serial"]
     options = ["--out", tmp_path, *options]
@@ -255,6 +256,7 @@ def test_weights_that_a_system_gives_are_called_so_wherever_they_were_trained_wi
     assert "exit_weights" in (tmp_path / "page" / "index.html").read_text()
 
 
+@pytest.mark.heavy
 def test_compare_prints_a_row_for_each_weighting(tmp_path):
     options = ["--out", tmp_path, "--backend", "serial", "--weightings", "equal-weight,serving-rate", "--seeds", "1,2"]
     output = call("compare", "paper-7", *options, *TINY_OPTIONS).stdout
@@ -266,6 +268,7 @@ def test_compare_prints_a_row_for_each_weighting(tmp_path):
     assert len(found["weightings"]["equal-weight"]["exit_accuracy"]) == 3
 
 
+@pytest.mark.heavy
 def test_explain_sets_the_weightings_side_by_side():
     output = call("explain", "paper-7", "--backend", "serial", *TINY_OPTIONS).stdout
     body = output[: output.index("Least in total: ")].replace(" *", "  ")
@@ -525,6 +528,7 @@ def test_rates_have_as_many_decimals_as_help(value, expected):
     assert rate(value) == expected
 
 
+@pytest.mark.heavy
 def test_explain_says_which_weightings_it_leaves_out():
     options = ["training.weighting=auto", "data.layer_shares=[0,0,1]"]
     output = call("explain", "paper-7", *TINY_OPTIONS, *(f"--set={each}" for each in options)).stdout

@@ -37,6 +37,7 @@ def page(results_file, tmp_path_factory):
     return path, figures
 
 
+@pytest.mark.heavy
 def test_the_page_and_its_figures_are_written(page):
     path, figures = page
     assert path.name == "index.html"
@@ -105,6 +106,7 @@ def test_a_row_that_shares_a_training_has_no_learning_curve_of_its_own(tmp_path)
     assert shown == {"settings": True, "exits": True, "learning": False, "weights": False}
 
 
+@pytest.mark.heavy
 def test_ours_is_drawn_beside_the_best_of_the_papers(tmp_path):
     tables = [TABLES[name] for name in ("table1", "ours", "ours-biased")]
     path = write_results(tmp_path / "r.jsonl", tables, (9,), ["cifar10"])
@@ -127,6 +129,7 @@ def test_the_overview_counts_seeds_as_they_are(tmp_path):
     assert overview["Table 3: gradient variance"][1].missing
 
 
+@pytest.mark.heavy
 def test_the_error_bound_has_all_weightings_of_table_1(tmp_path):
     path = write_results(tmp_path / "r.jsonl", [TABLES["table1"]], (9, 42), ["cifar10"])
     (plot,) = next(section for section in make_page(path).sections if section.anchor == "error-terms").plots

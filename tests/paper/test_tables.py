@@ -108,6 +108,7 @@ def test_pretrained_trains_a_network_that_learned_elsewhere_on_300_000_images():
     assert system_digest(dataclasses.replace(jobs["auto"], model=elsewhere)) == system_digest(jobs["auto"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale", SCALES)
 def test_names_are_unique_and_safe_as_file_names(scale):
     jobs = distinct_trainings(list(TABLES.values()), SEEDS, scale)

@@ -66,6 +66,7 @@ def test_a_worse_exit_gets_nothing_that_the_one_before_answers_better():
     assert served(fresh, found.topology) > served(fresh, tree()) + 0.05
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("skills", [(0.5, 1.5, 3.0), (1.0, 2.0, -1.0), (1.5, 0.2, 2.0)])
 @pytest.mark.parametrize("limits", [(None, None), (6.0, 2.0)])
 def test_no_grid_of_fractions_beats_the_plan_by_more_than_its_cells_cost(skills, limits):

@@ -78,6 +78,7 @@ def test_enough_accuracy_is_had_at_less_cost():
     assert enough.timing.cost_per_million < everything.timing.cost_per_million
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_kept_is_said_with_what_would_help_first():
     with pytest.raises(ConfigError, match="no plan keeps p50=1ms: the nearest has p50 4") as refused:
         best_kept(tree(), [parse_objective("p50=1ms")])

@@ -45,6 +45,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.heavy
 def test_one_run_has_a_report(runs, tmp_path):
     path, figures = build_report(runs / "balanced-adj-seed-1", tmp_path)
     assert figures == 3  # learning, weights, the error bound
@@ -54,6 +55,7 @@ def test_one_run_has_a_report(runs, tmp_path):
     assert "Not finished yet" not in text
 
 
+@pytest.mark.heavy
 def test_a_comparison_has_a_report(runs):
     result = CliRunner().invoke(main, ["report", str(runs)])
     assert result.exit_code == 0, result.output
@@ -64,6 +66,7 @@ def test_a_comparison_has_a_report(runs):
     assert CliRunner().invoke(main, ["report", str(runs)]).exit_code == 0  # again, over the old one
 
 
+@pytest.mark.heavy
 def test_a_comparison_of_methods_has_a_row_for_each(tmp_path):
     methods = ["all-cloud", "fjord", "fedavg", "local-only"]
     compare(tiny_system(), ["equal-weight"], [1, 2], methods=methods, out=tmp_path, dataset=DATA)

@@ -14,6 +14,7 @@ from tests.small import image_dataset, tiny_system
 DATA = image_dataset(96)
 
 
+@pytest.mark.heavy
 def test_every_weighting_is_trained_with_every_seed(tmp_path):
     result = compare(tiny_system(), ["equal-weight", "serving-rate"], [1, 2], out=tmp_path, dataset=DATA)
     assert {path.name for path in tmp_path.iterdir()} == {

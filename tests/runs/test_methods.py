@@ -47,6 +47,7 @@ def test_no_exit_costs_more_than_in_the_system_itself(name):
     assert_within_budget(apply_method(name, system), system, DATA, tolerance=0.02)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("dataset", "num_classes"), [("cifar10", 10), ("cifar100", 100)])
 def test_no_exit_of_the_table_of_peers_costs_more_than_in_ours(dataset, num_classes):
     cells = [cell for cell in TABLES["peers"].cells([dataset]) if cell.setting == NEUTRAL_SETTING]
@@ -230,6 +231,7 @@ def test_branchynet_needs_one_place():
         apply_method("branchynet", pair)
 
 
+@pytest.mark.heavy
 def test_a_comparison_tells_accuracy_and_costs(tmp_path):
     methods = ["exitflow", "fjord", "local-only"]
     result = compare(BASE, ["equal-weight"], [1], methods=methods, out=tmp_path, dataset=DATA)

@@ -78,6 +78,7 @@ def test_the_profile_of_bound_min_says_what_its_weights_cost(tmp_path):
     assert all(record["exit_weights"] == run.records[0]["exit_weights"] for record in run.records)
 
 
+@pytest.mark.heavy
 def test_the_seed_decides_everything(tmp_path):
     one, same, other = (
         train(tiny_system(f"training.seed={seed}"), tmp_path / name, dataset=DATA)

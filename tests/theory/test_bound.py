@@ -154,6 +154,7 @@ OPTIMA = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", OPTIMA)
 @given(inputs_and_weights())
 def test_no_weights_are_better_for_an_error_than_its_own(name, case):

@@ -22,6 +22,8 @@ from exitflow.models.nested import Coverage, NestedModel
 from exitflow.theory.bound import BoundInputs, gradient_bounds, optimisation_error, statistical_heterogeneity
 from tests.small import gaussian_split, initial_state, linear_trainer, training
 
+pytestmark = pytest.mark.heavy
+
 NODES = ("device-0", "device-1", "edge-0")
 HELD = {"device-0": list(range(12)), "device-1": list(range(12, 20)), "edge-0": list(range(20, 40))}
 SAMPLES = np.array([12.0, 8.0, 20.0])

@@ -13,6 +13,8 @@ from exitflow.serving.bundle.engine import Engine
 from tests import command
 from tests.small import TINY
 
+pytestmark = pytest.mark.heavy
+
 
 def call(*args, code=0):
     with warnings.catch_warnings():

@@ -14,6 +14,8 @@ from exitflow.serving.wire.answers import BadRequestError
 from tests.serving.inprocess import ALL_UP, EAGER, PATIENT, FakeParent, ask, fake_parent, running
 from tests.serving.small import INPUT_SHAPE, NUM_CLASSES, chain, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):

@@ -27,6 +27,8 @@ from tests.serving.inprocess import (
 )
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 
 def test_the_parents_answer_is_given(eager):
     async def scenario():

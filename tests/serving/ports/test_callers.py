@@ -17,6 +17,8 @@ from tests.serving.asking import message
 from tests.serving.inprocess import running
 from tests.serving.small import chain, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory):

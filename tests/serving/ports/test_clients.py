@@ -12,6 +12,8 @@ import tritonclient.http
 from tests.serving.inprocess import http
 from tests.serving.small import INPUT_SHAPE, NUM_CLASSES
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def inputs(bundle):

@@ -24,6 +24,8 @@ from tests.serving.asking import message
 from tests.serving.inprocess import PATIENT, http, running, until
 from tests.serving.small import chain, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 
 def few_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))

@@ -14,6 +14,8 @@ from tests.serving import http2
 from tests.serving.asking import message
 from tests.serving.inprocess import PATIENT, running, until
 
+pytestmark = pytest.mark.heavy
+
 INFER = f"/{SERVICE}/ModelInfer"
 
 

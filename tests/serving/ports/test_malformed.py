@@ -13,6 +13,8 @@ from tests.serving.asking import message
 from tests.serving.inprocess import http, running
 from tests.serving.small import FEATURES, INPUT_SHAPE, NUM_CLASSES, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 
 def no_input(request):
     del request.inputs[:]

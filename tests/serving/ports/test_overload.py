@@ -19,6 +19,8 @@ from tests.serving.asking import message
 from tests.serving.inprocess import EAGER, PATIENT, FakeParent, ask, fake_parent, http, running, until
 from tests.serving.small import INPUT_SHAPE, NUM_CLASSES, chain, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 
 def test_a_crowd_that_comes_at_once_is_answered_or_refused_and_never_cancelled(eager):
     async def scenario():

@@ -13,6 +13,8 @@ from exitflow.topology.graph import Link, Node, Topology
 from tests.serving.inprocess import ALL_UP, EAGER, ask, running
 from tests.serving.small import make_bundle
 
+pytestmark = pytest.mark.heavy
+
 
 def test_a_new_bundle_is_loaded_and_the_old_one_still_answers_who_names_it(tmp_path):
     old = make_bundle(tmp_path / "b", ALL_UP, seed=0)

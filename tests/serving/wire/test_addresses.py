@@ -17,6 +17,7 @@ def has_ipv6():
     return True
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0"])
 def test_every_way_to_name_this_machine_will_do(address):
     if "::1" in address and not has_ipv6():
@@ -25,6 +26,7 @@ def test_every_way_to_name_this_machine_will_do(address):
         assert found.getsockname()[1] > 0
 
 
+@pytest.mark.heavy
 def test_a_place_that_cannot_be_had_is_one_sentence():
     with bound_socket("127.0.0.1:0", "--listen") as taken:
         taken.listen()

@@ -125,6 +125,7 @@ ALWAYS = {"status", "live"}
 OPERATORS = {"reload", "samples", "system"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("caller", "may"),
     [
@@ -144,6 +145,7 @@ def test_a_certificate_says_what_its_owner_may_ask(eager, certs, caller, may):
     asyncio.run(scenario())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("for_nodes", "may"),
     [(True, ALWAYS | OPERATORS | {"infer", "forward as edge"}), (False, ALWAYS | {"infer"})],
@@ -158,6 +160,7 @@ def test_without_certificates_the_port_says_what_may_be_asked(eager, for_nodes, 
     asyncio.run(scenario())
 
 
+@pytest.mark.heavy
 def test_a_parent_with_the_certificate_of_another_node_is_not_believed(eager, certs):
     async def scenario():
         port = certified(certs / "cloud")
@@ -253,6 +256,7 @@ def test_nodes_need_certificates_of_their_own_and_clients_a_token(eager, certs, 
         cluster.stop()
 
 
+@pytest.mark.heavy
 def test_a_token_is_asked_of_clients_without_tls_too(eager):
     async def scenario():
         async with running(eager, "cloud", token="sesame") as (_, place), grpc.aio.insecure_channel(place) as channel:
@@ -265,6 +269,7 @@ def test_a_token_is_asked_of_clients_without_tls_too(eager):
     asyncio.run(scenario())
 
 
+@pytest.mark.heavy
 def test_nodes_without_certificates_show_each_other_the_token(eager):
     async def scenario():
         spec = ServingSpec(forward="feature", forward_timeout=30, audit_share=0.0)
