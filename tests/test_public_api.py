@@ -4,6 +4,8 @@ import importlib
 import exitflow
 
 PUBLIC = {
+    "Answer",
+    "Device",
     "CommonNetwork",
     "Comparison",
     "ConfigError",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from exitflow.runs.methods import apply_method
     from exitflow.runs.runs import Run, evaluate
     from exitflow.runs.training import resume, train
+    from exitflow.serving.node.device import Answer, Device
     from exitflow.system.system import System, load_system
     from exitflow.topology.graph import Link, Node, Topology
     from exitflow.topology.rates import NodeRates, ServingPlan, serving_plan
@@ -55,6 +56,7 @@ _HOMES = {
         "TrainingError",
     ),
     "exitflow.evaluation.accuracy": ("Evaluation",),
+    "exitflow.serving.node.device": ("Answer", "Device"),
     "exitflow.runs.comparison": ("Comparison", "compare"),
     "exitflow.runs.explanation": ("Explanation", "explain"),
     "exitflow.runs.methods": ("apply_method",),
@@ -77,9 +79,11 @@ _HOMES = {
     "exitflow.topology.rates": ("NodeRates", "ServingPlan", "serving_plan"),
     "exitflow.topology.settings": ("with_setting",),
 }
+_EXTRA_OF = {"torch": "train", "safetensors": "train", "onnxruntime": "serve", "grpc": "serve"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Answer",
     "CommonNetwork",
     "Comparison",
     "ConfigError",
@@ -88,6 +92,7 @@ __all__ = [
     "DataSpec",
     "Dataset",
     "DepthWidthResNet",
+    "Device",
     "EarlyExitNetwork",
     "EarlyExitResNet",
     "Evaluation",
@@ -130,10 +135,10 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_HOME_OF[name])
     except ModuleNotFoundError as error:
-        if error.name in ("torch", "safetensors"):
+        if error.name in _EXTRA_OF:
             from exitflow.errors import MissingExtraError
 
-            raise MissingExtraError(error.name, "train") from None
+            raise MissingExtraError(error.name, _EXTRA_OF[error.name]) from None
         raise
     return getattr(module, name)
 

@@ -28,6 +28,7 @@ EAGER = ServingSpec(forward="feature", forward_timeout=PATIENT, audit_share=0.0)
 async def running(bundle, name, parents=None, *, spec=None, token=None, clock=None, port=None):
     """(node, address)."""
     node = Node(bundle, name, spec or ServingSpec(), parents or {}, security=Security(token=token), clock=clock)
+    node.start()
     server, number = await start_grpc(node, Port("127.0.0.1:0", token=token, **(port or {})))
     try:
         yield node, f"127.0.0.1:{number}"

@@ -6,6 +6,8 @@ until the parent has said that it is ready. A pure state machine: whoever has th
 
 from __future__ import annotations
 
+from threading import Lock
+
 MAX_FAILURES = 3  # in a row, of a parent that is slow or answers nonsense
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between asking a parent that is down
 IDLE_PAUSE = 2.0  # seconds without an answer after which a parent is asked whether it is still there
@@ -24,8 +26,14 @@ class InAir:
 
     def __init__(self) -> None:
         self.count = 0
+        self._lock = Lock()  # of the count: tokens are taken in any thread, answers come in the event loop
         self._turn = 0
         self._lost: list[tuple[int, int]] = []  # (turn, samples) whose answers are waited for no more
+
+    def take(self, count: int) -> None:
+        """So many more will be sent."""
+        with self._lock:
+            self.count += count
 
     def next_turn(self) -> int:
         """Something is sent now."""
@@ -34,7 +42,8 @@ class InAir:
 
     def answered(self, turn: int, count: int = 0) -> None:
         """The `count` samples of this turn have arrived, and all that was lost before."""
-        self.count -= count + sum(lost for sent, lost in self._lost if sent < turn)
+        with self._lock:
+            self.count -= count + sum(lost for sent, lost in self._lost if sent < turn)
         self._lost = [(sent, lost) for sent, lost in self._lost if sent >= turn]
 
     def lost(self, turn: int, count: int) -> None:

@@ -207,7 +207,7 @@ class ForwardControl:
         """A parent with room for `count` more, now taken; `spare` is the part of the burst that must be left."""
         name = self._with_room(candidates, now, count, spare)
         if name is not None and name in self._in_air:
-            self._in_air[name].count += count
+            self._in_air[name].take(count)
         return name
 
     def _with_room(self, candidates: Sequence[str], now: float, count: int, spare: float) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 from exitflow.routing import confidence
 from exitflow.routing.clock import VirtualClock
 from exitflow.routing.link_state import FIRST_PAUSE, IDLE_PAUSE, MAX_FAILURES
-from exitflow.serving.ports.description import problems
+from exitflow.serving.node.status import problems
 from exitflow.serving.wire.answers import BadRequestError
 from tests.serving.inprocess import (
     ALL_UP,

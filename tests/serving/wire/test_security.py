@@ -167,6 +167,7 @@ def test_a_parent_with_the_certificate_of_another_node_is_not_believed(eager, ce
         security = Security(str(certs / "device"))
         async with running(eager, "edge", port=port) as (_, place):
             node = Node(eager, "device", ServingSpec(audit_share=0.0), {"edge": place}, security=security)
+            node.start()
             assert (await node.infer(node.current, eager.samples().inputs[:1])).nodes == ["device"]
             assert node.counts.fallbacks == {"unreachable": 1}
             await node.close()

@@ -55,11 +55,10 @@ class Batcher(Generic[J, R]):
         self._usual_seconds = 0.0  # a sample
         self._alone_for = ALONE_AFTER  # batches in the thread
         self._inline_for = LOOK_EVERY  # batches in the event loop since then
-        self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     def submit(self, job: J) -> None:
-        """Queue it, or raise OverloadedError."""
+        """Queue it, or raise OverloadedError; in the event loop."""
         with self._lock:
             if not self._limits.leave_room(self.queued, job.size, self._usual_seconds):
                 raise OverloadedError
@@ -67,6 +66,7 @@ class Batcher(Generic[J, R]):
             self.queued += job.size
             start, self._working = not self._working, True
         if start:
+            self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._start)  # with what else comes in this turn of the event loop
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from exitflow.routing.clock import Clock
 from exitflow.routing.decisions import Router
 from exitflow.serving.bundle.bundle import MAX_MESSAGE
 from exitflow.serving.node.counts import NodeCounts
-from exitflow.serving.node.jobs import Computed, Question
+from exitflow.serving.node.jobs import Asked, Computed, Question
 from exitflow.serving.node.links import LinkError, ParentLink
 from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.wire.answers import FEATURES, INPUT, LOGITS, Answers, BadAnswerError
@@ -34,11 +35,13 @@ class Forwarder:
         counts: NodeCounts,
         router: Router,
         clock: Clock,
+        lock: Lock,
     ) -> None:
+        """`lock` is that of the counts and of the router."""
+        self._lock = lock
         self._node, self._spec, self._links, self._counts = node, spec, links, counts
         self._router, self._clock = router, clock
         self._specs = {parent: spec.link(parent) for parent in links}
-        self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -46,19 +49,17 @@ class Forwarder:
         """Whether no parent is being asked."""
         return not self._tasks
 
-    def ask(self, parent: str, asked: Sequence[Question], computed: Computed) -> None:
-        """In the background; `parent` has given tokens for all of `asked`, which are sent together if they can be."""
-        most = _most_at_once(parent, asked[0], computed)
-        for first in range(0, len(asked), most):
-            self._spawn(self._ask_until_answered(parent, asked[first : first + most], computed))
-
-    def audit(self, parent: str, question: Question, computed: Computed) -> None:
-        """Ask about an answer that was sure, in the background, with a token that `parent` has given."""
-        own = int(computed.scores[question.batch_row].argmax())
-        self._spawn(self._audit(self._links[parent], question, computed, own))
+    def ask(self, asked: Asked, computed: Computed) -> None:
+        """In the background; parents have given tokens for all of it. What fits into a message is sent together."""
+        for (parent, _, _), questions in asked.questions.items():
+            for part in _parts(parent, questions, computed):
+                self._spawn(self._ask_until_answered(parent, part, computed))
+        for (parent, _), questions in asked.audits.items():
+            for part in _parts(parent, questions, computed):
+                self._spawn(self._audit(self._links[parent], part, computed))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -75,7 +76,8 @@ class Forwarder:
             except LinkError as failure:
                 reason = failure.reason = self._router.blame(failure.reason, timeout)
                 self._links[target].failed(failure, len(asked))
-                target = self._router.another(tried, len(asked), deadline, self._clock.now())
+                with self._lock:
+                    target = self._router.another(tried, len(asked), deadline, self._clock.now())
             else:
                 self._links[target].counts.answered += len(asked)
                 self._settle(asked, answers, reason)
@@ -134,21 +136,34 @@ class Forwarder:
             if answers is not None:
                 job.answers.overwrite(question.row, answers, index)
             else:
-                self._counts.served += 1
-                self._counts.fallbacks[reason] += 1
+                with self._lock:
+                    self._counts.served += 1
+                    self._counts.fallbacks[reason] += 1
             job.pending -= 1
             if not job.pending:
                 job.future.set_result(job.answers)
 
-    async def _audit(self, link: ParentLink, question: Question, computed: Computed, own: int) -> None:
-        link.counts.audited += 1
+    async def _audit(self, link: ParentLink, asked: Sequence[Question], computed: Computed) -> None:
+        link.counts.audited += len(asked)
         try:
-            answers = await self._ask(link, [question], computed, self._spec.forward_timeout)
+            answers = await self._ask(link, asked, computed, self._spec.forward_timeout)
         except LinkError as failure:
-            link.failed(failure, 1)
+            link.failed(failure, len(asked))
             return
-        self._counts.audited += 1
-        self._counts.agreed += int(answers.scores[0].argmax()) == own
+        own = computed.scores[[question.batch_row for question in asked]].argmax(axis=1)
+        with self._lock:
+            self._counts.audited += len(asked)
+            self._counts.agreed += int((answers.scores.argmax(axis=1) == own).sum())
+        for index, question in enumerate(asked):
+            if question.job.deeper:
+                question.job.deeper(question.row, answers, index)
+
+
+def _parts(parent: str, asked: Sequence[Question], computed: Computed) -> Iterator[Sequence[Question]]:
+    """As many samples at a time as fit into a message."""
+    most = _most_at_once(parent, asked[0], computed)
+    for first in range(0, len(asked), most):
+        yield asked[first : first + most]
 
 
 def _most_at_once(parent: str, question: Question, computed: Computed) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import concurrent.futures
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +35,15 @@ class Job:
     key: Loaded
     carry: Array  # (N, ...)
     start: int  # the exit behind which the carry stands; 0: the input
-    deadline: float  # of time.monotonic
+    deadline: float  # of the node's clock
     child: str | None  # who forwarded it; None: a client
     arrived: float
-    future: asyncio.Future[Answers]
+    future: asyncio.Future[Answers] | concurrent.futures.Future[Answers]
     before: Array | None = None  # (N, C) logits of the exit behind which the carry stands, where answers are blended
     answers: Answers | None = None
     pending: int = 0  # samples that a parent is asked about
+    waits: bool = True  # for parents; else the own answer is given, and parents are asked nevertheless
+    deeper: Callable[[int, Answers, int], None] | None = None  # who is told (row, answers, their row) then
 
     @property
     def size(self) -> int:
@@ -67,6 +70,17 @@ class Computed:
     scores: npt.NDArray[np.float32]
     confidences: npt.NDArray[np.float64]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What parents are asked about a batch: by parent, the job if it is in a hurry, and whether its input is sent."""
+
+    questions: Mapping[tuple[str, Job | None, bool], list[Question]]
+    audits: Mapping[tuple[str, bool], list[Question]]  # whose answers nobody waits for
+
+    def __bool__(self) -> bool:
+        return bool(self.questions or self.audits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class LinkCounts:
 
 
 class ParentLink:
-    """Made inside the event loop that uses it: a channel of another loop fails every call."""
+    """It does nothing until it is connected."""
 
     def __init__(self, name: str, address: str, security: Security, clock: Clock) -> None:
         self.name, self.address = name, address
@@ -100,6 +100,9 @@ class ParentLink:
         self._expects = ("", "")
         self._security, self._metadata = security, security.metadata
         self._closing: set[asyncio.Task[None]] = set()
+
+    def connect(self) -> None:
+        """In the event loop that uses it: a channel of another loop fails every call."""
         self._open()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 

@@ -7,11 +7,15 @@ happens to a parent, every request has an answer, and exactly one.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,18 +30,20 @@ from exitflow.serving.bundle.bundle import DATATYPES, Bundle, load_bundle
 from exitflow.serving.bundle.engine import Engine, give_back_memory
 from exitflow.serving.node.batching import Batcher, OverloadedError
 from exitflow.serving.node.counts import NodeCounts
-from exitflow.serving.node.forwarding import Forwarder
-from exitflow.serving.node.jobs import Array, Computed, Job, Loaded, Question
-from exitflow.serving.node.links import ParentLink
+from exitflow.serving.node.jobs import Array, Asked, Computed, Job, Loaded, Question
 from exitflow.serving.node.node_settings import ServingSpec, check_links
 from exitflow.serving.node.payload import choose_payload
 from exitflow.serving.wire.answers import Answers, BadRequestError, Expected
 from exitflow.serving.wire.security import Security
 
+if TYPE_CHECKING:
+    from exitflow.serving.node.links import ParentLink
+
 log = logging.getLogger("exitflow.serving")
 
 IN_FLIGHT = 4  # times the queue: requests that wait for a parent hold memory too
 NEVER = float("inf")
+TOO_LARGE = "the input holds numbers too large for the network"
 
 
 class ExpiredError(Exception):
@@ -49,7 +55,10 @@ class UnknownVersionError(Exception):
 
 
 class Node:
-    """Made and used inside one event loop."""
+    """It asks its parents, and takes requests to be put into batches, in the event loop in which it was started.
+
+    Besides, any thread may compute what that same thread has to answer (`infer_here`).
+    """
 
     def __init__(
         self,
@@ -61,15 +70,19 @@ class Node:
         security: Security | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`parents`: name -> address; those that the bundle's topology gives this node."""
+        """`parents`: name -> address, of those that the bundle's topology gives this node. Alone it needs no gRPC."""
         self.name, self.spec, self.clock = name, spec, clock or RealClock()
         self.counts = NodeCounts()
         self.started = self.loaded_at = time.time()
         self.reload_failed = False
-        self._loop = asyncio.get_running_loop()
+        self._lock = Lock()  # of the counts and of the router
         self._check_parents(bundle, parents)
-        security = security or Security()
-        self.links = {parent: ParentLink(parent, address, security, self.clock) for parent, address in parents.items()}
+        self.links: Mapping[str, ParentLink] = {}
+        if parents:
+            from exitflow.serving.node.links import ParentLink
+
+            access = security or Security()
+            self.links = {name: ParentLink(name, place, access, self.clock) for name, place in parents.items()}
         self.current = self._load(bundle)
         self.max_message = bundle.manifest.largest_request(self.exit)  # bytes
         self.previous: Loaded | None = None
@@ -79,8 +92,12 @@ class Node:
         self._expect(bundle)
         self.in_flight = 0
         self.draining = False
-        self._reloading = asyncio.Lock()
-        self._forwarder = Forwarder(name, spec, self.links, self.counts, self.router, self.clock)
+        self._reloading = Lock()
+        self._forwarder = None
+        if parents:
+            from exitflow.serving.node.forwarding import Forwarder
+
+            self._forwarder = Forwarder(name, spec, self.links, self.counts, self.router, self.clock, self._lock)
         self._batcher: Batcher[Job, Computed] = Batcher(
             self._compute,
             self._deliver,
@@ -88,6 +105,11 @@ class Node:
             limits=QueueLimits(spec.queue_size, spec.queue_seconds),
             clock=self.clock,
         )
+
+    def start(self) -> None:
+        """Connect to the parents, from the event loop that will ask them."""
+        for link in self.links.values():
+            link.connect()
 
     @property
     def now(self) -> float:
@@ -147,7 +169,8 @@ class Node:
         if self.in_flight + size > IN_FLIGHT * self.spec.queue_size and self.in_flight:
             self.counts.rejected += 1
             raise OverloadedError
-        job = Job(loaded, carry, start, deadline, child, now, self._loop.create_future(), before)
+        future: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
+        job = Job(loaded, carry, start, deadline, child, now, future, before, waits=self.spec.wait == "parent")
         try:
             self._batcher.submit(job)
         except OverloadedError:
@@ -156,22 +179,71 @@ class Node:
         timer = self.clock.call_later(deadline - now, self._expire, job) if deadline < NEVER else None
         self.in_flight += size
         try:
-            answers = await job.future
+            answers = await future
         finally:
             self.in_flight -= size
             if timer:
                 timer.cancel()
-        self.counts.answered[int(answers.exits.max())] += 1
-        self.counts.request_seconds.add(self.clock.now() - now)
+        self._count_answered(job)
         return answers
+
+    def infer_here(
+        self,
+        carry: Array,
+        *,
+        deadline: float = NEVER,
+        waits: bool = True,
+        deeper: Callable[[int, Answers, int], None] | None = None,
+    ) -> tuple[Job, Callable[[], None] | None]:
+        """Compute the answers to (N, ...) inputs in the caller's thread.
+
+        What comes second asks the parents, where some are to be asked; call it in the event loop, and the job's future
+        has the answers in the end. Else the job has them by now. Raises BadRequestError or ExpiredError.
+        """
+        now = self.clock.now()
+        future: concurrent.futures.Future[Answers] = concurrent.futures.Future()
+        job = Job(self.current, carry, 0, deadline, None, now, future, waits=waits, deeper=deeper)
+        with self._lock:
+            self.counts.arrived += job.size
+            if deadline <= now:
+                self.counts.expired += 1
+                raise ExpiredError
+        computed = self._compute((job,))
+        if not (np.isfinite(computed.scores).all() and np.isfinite(computed.confidences).all()):
+            with self._lock:
+                self.counts.invalid += 1
+            raise BadRequestError(TOO_LARGE)
+        asked = self._route(computed, self.clock.now())
+        if not job.pending:
+            self._count_answered(job)
+        if not asked:
+            return job, None
+        return job, lambda: self._ask_for(job, asked, computed)
+
+    def _ask_for(self, job: Job, asked: Asked, computed: Computed) -> None:
+        """What one request of another thread needs of parents."""
+        assert self._forwarder is not None
+        if job.pending:
+            job.future.add_done_callback(lambda _: self._count_answered(job))
+            if job.deadline < NEVER:
+                timer = self.clock.call_later(job.deadline - self.clock.now(), self._expire, job)
+                job.future.add_done_callback(lambda _: timer.cancel())
+        self._forwarder.ask(asked, computed)
+
+    def _count_answered(self, job: Job) -> None:
+        assert job.answers
+        with self._lock:
+            self.counts.answered[int(job.answers.exits.max())] += 1
+            self.counts.request_seconds.add(self.clock.now() - job.arrived)
 
     def _expire(self, job: Job) -> None:
         """The local answer if there is one by now, else none."""
         if job.future.done():
             return
         if job.answers is not None:
-            self.counts.fallbacks["deadline"] += job.pending
-            self.counts.served += job.pending
+            with self._lock:
+                self.counts.fallbacks["deadline"] += job.pending
+                self.counts.served += job.pending
             job.future.set_result(job.answers)
         else:
             self.counts.expired += 1
@@ -198,20 +270,32 @@ class Node:
         if isinstance(computed, Exception):
             self._fail(jobs, computed)
             return
-        now = self.clock.now()
-        self._count_batch(computed, now)
         fine = np.isfinite(computed.scores).all(axis=1) & np.isfinite(computed.confidences)
         if not fine.all() or any(job.future.done() for job in computed.jobs):
             computed = _still_wanted(computed, fine)
-        deadlines = [job.deadline for job in computed.jobs for _ in range(job.size)]
-        decision = self.router.decide(computed.confidences, deadlines, now)
-        self._count_decision(decision)
-        self._answer_or_ask(computed, decision, now)
+        asked = self._route(computed, self.clock.now())
+        for job in computed.jobs:
+            if not job.pending:
+                assert job.answers is not None
+                job.future.set_result(job.answers)
+        if asked and self._forwarder:
+            self._forwarder.ask(asked, computed)
 
-    def _answer_or_ask(self, computed: Computed, decision: Decision, now: float) -> None:
-        """Every job gets the own answers; those with no question to a parent are done."""
-        audits = dict(decision.audits)
+    def _route(self, computed: Computed, now: float) -> Asked:
+        """Every job gets the own answers; what parents are asked about is returned."""
+        deadlines = [job.deadline for job in computed.jobs for _ in range(job.size)]
+        with self._lock:
+            self._count_batch(computed, now)
+            decision = self.router.decide(computed.confidences, deadlines, now)
+            self._count_decision(decision)
+            asked = self._asked(computed, decision, now)
+            self.counts.served += sum(job.size - job.pending for job in computed.jobs)
+        return asked
+
+    def _asked(self, computed: Computed, decision: Decision, now: float) -> Asked:
         questions: dict[tuple[str, Job | None, bool], list[Question]] = defaultdict(list)
+        audits: dict[tuple[str, bool], list[Question]] = defaultdict(list)
+        audited = dict(decision.audits)
         exits = np.full(len(computed.scores), self.exit, dtype=np.int32)
         confidences = computed.confidences.astype(np.float32)
         first = 0
@@ -222,16 +306,13 @@ class Node:
             hurried = job if self.router.is_in_a_hurry(job.deadline, now) else None  # asks with its own deadline
             for row in range(job.size):
                 batch_row = part.start + row
-                if (parent := decision.parents[batch_row]) is not None:
+                parent = decision.parents[batch_row]
+                if parent is not None and job.waits:
                     questions[parent, hurried, job.sends_input(parent)].append(Question(job, row, batch_row))
                     job.pending += 1
-                elif batch_row in audits:
-                    self._forwarder.audit(audits[batch_row], Question(job, row, batch_row), computed)
-            self.counts.served += job.size - job.pending
-            if not job.pending:
-                job.future.set_result(job.answers)
-        for (parent, _, _), asked in questions.items():
-            self._forwarder.ask(parent, asked, computed)
+                elif (parent := parent or audited.get(batch_row)) is not None:
+                    audits[parent, job.sends_input(parent)].append(Question(job, row, batch_row))
+        return Asked(questions, audits)
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         log.error("a batch failed: %s", error)
@@ -297,10 +378,14 @@ class Node:
 
     async def reload(self) -> Bundle:
         """Read the bundle's directory again; requests under way end with the bundle that they began with."""
-        async with self._reloading:
+        return await asyncio.to_thread(self.load_again)
+
+    def load_again(self, path: str | Path | None = None) -> Bundle:
+        """The same in the caller's thread; `path` is another directory with a bundle for the same node."""
+        with self._reloading:
             self.reload_failed = True  # unless the end is reached
-            path, exit = self.current.bundle.path, self.exit
-            bundle = await asyncio.to_thread(load_bundle, path, max_exit=exit)
+            path, exit = path or self.current.bundle.path, self.exit
+            bundle = load_bundle(path, max_exit=exit)
             if bundle.hash == self.current.bundle.hash:
                 self.loaded_at, self.reload_failed = time.time(), False
                 return bundle
@@ -311,11 +396,12 @@ class Node:
             self._check_parents(bundle, self.links)
             if bundle.manifest.largest_request(exit) > self.max_message:
                 raise BundleError(f"{path}: the new bundle takes larger requests; restart the node")
-            loaded, control = await asyncio.to_thread(self._load, bundle), self._control(bundle)
-            self.previous, self.current = self.current, loaded  # from here on nothing fails
-            self.router.adopt(control, bundle.manifest.nodes[self.name].cut)
-            self._expect(bundle)
-            self.loaded_at, self.reload_failed = time.time(), False
+            loaded, control = self._load(bundle), self._control(bundle)
+            with self._lock:  # from here on nothing fails
+                self.previous, self.current = self.current, loaded
+                self.router.adopt(control, bundle.manifest.nodes[self.name].cut)
+                self._expect(bundle)
+                self.loaded_at, self.reload_failed = time.time(), False
             log.info("node %s now serves bundle %s", self.name, bundle.version)
             return bundle
 
@@ -327,7 +413,7 @@ class Node:
     async def close(self) -> None:
         """After what is under way has ended."""
         self.draining = True
-        while not self._forwarder.idle or not self._batcher.idle:
+        while (self._forwarder and not self._forwarder.idle) or not self._batcher.idle:
             await asyncio.sleep(0.01)
         for link in self.links.values():
             await link.close()
@@ -363,7 +449,7 @@ def _still_wanted(computed: Computed, fine: npt.NDArray[np.bool_]) -> Computed:
             jobs.append(job)
             rows.extend(part)
         else:
-            job.future.set_exception(BadRequestError("the input holds numbers too large for the network"))
+            job.future.set_exception(BadRequestError(TOO_LARGE))
     features = None if computed.features is None else computed.features[rows]
     return Computed(
         jobs,

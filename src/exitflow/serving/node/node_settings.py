@@ -38,6 +38,7 @@ class ServingSpec:
     queue_size: int = 256  # samples waiting; more are rejected at once
     queue_seconds: float = 5.0  # that those waiting will take; beyond, more are rejected at once
     forward_timeout: float = 1.0  # seconds until the local answer is given instead
+    wait: Literal["parent", "never"] = "parent"  # never: the own answer at once; parents are asked nevertheless
     audit_share: float = 0.01  # of the confident answers, forwarded as well when the link has room
     threads: int = 1  # of the engine
     links: dict[str, LinkSpec] = field(default_factory=dict)  # by parent

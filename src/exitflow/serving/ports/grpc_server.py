@@ -16,8 +16,9 @@ from exitflow.errors import ServingError
 from exitflow.serving.bundle.bundle import MAX_MESSAGE, SAMPLES
 from exitflow.serving.node.node import IN_FLIGHT, Node, UnknownVersionError
 from exitflow.serving.node.node_settings import ServingSpec
+from exitflow.serving.node.status import status
 from exitflow.serving.ports.callers import Callers
-from exitflow.serving.ports.description import model_config, model_metadata, server_metadata, statistics_message, status
+from exitflow.serving.ports.description import model_config, model_metadata, server_metadata, statistics_message
 from exitflow.serving.ports.gate import MAX_WAITING, Gate
 from exitflow.serving.ports.introspection import enable_reflection, health_handlers
 from exitflow.serving.ports.limits import max_connections

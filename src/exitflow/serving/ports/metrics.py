@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 
 from exitflow.serving.node.counts import Histogram
 from exitflow.serving.node.node import Node
-from exitflow.serving.ports.description import Surroundings, problems
+from exitflow.serving.node.status import problems
+from exitflow.serving.ports.description import Surroundings
 from exitflow.serving.ports.limits import open_connections
 
 

@@ -24,14 +24,13 @@ from starlette.routing import Route
 from exitflow.serving.bundle.bundle import MAX_SAMPLES
 from exitflow.serving.node.batching import OverloadedError
 from exitflow.serving.node.node import Node
+from exitflow.serving.node.status import problems, status
 from exitflow.serving.ports.description import (
     Surroundings,
     model_config,
     model_metadata,
-    problems,
     server_metadata,
     statistics,
-    status,
 )
 from exitflow.serving.ports.gate import check_token
 from exitflow.serving.ports.json_tensors import BINARY_HEADER, split_body, understand_json, write_answers

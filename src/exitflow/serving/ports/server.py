@@ -79,6 +79,7 @@ async def _serve(options: ServeOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:  # what was started last is stopped first
         bundle = load_bundle(options.bundle, max_exit=entry.exit)
         node = Node(bundle, options.node, options.spec, options.parents, security=options.security)
+        node.start()
         del bundle  # and with it the segments: the engine has its own
         stack.push_async_callback(_close, node)
         where = await _listen(node, options, certificate, stack)

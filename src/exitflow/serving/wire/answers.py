@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.serving.wire.messages import ModelInferResponse
-
 INPUT, FEATURES, LOGITS = "input", "features", "logits"
 OUTPUTS = {"scores": "FP32", "exit": "INT32", "node": "BYTES", "confidence": "FP32"}
 
@@ -74,6 +72,8 @@ class Answers:
         The part that is the same for all answers of a shape is written once: protobuf messages, put one after the
         other, are one message.
         """
+        from exitflow.serving.wire.messages import ModelInferResponse  # protobuf, which only those need who send
+
         names = tuple(wanted) or tuple(OUTPUTS)
         head = _response_head(model, version, names, *self.scores.shape)
         raw = [self.raw(name) for name in names]
@@ -111,6 +111,8 @@ def output_shape(name: str, count: int, num_classes: int) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def _response_head(model: str, version: str, names: tuple[str, ...], count: int, num_classes: int) -> bytes:
+    from exitflow.serving.wire.messages import ModelInferResponse
+
     response = ModelInferResponse(model_name=model, model_version=version)
     for name in names:
         response.outputs.add(name=name, datatype=OUTPUTS[name], shape=output_shape(name, count, num_classes))

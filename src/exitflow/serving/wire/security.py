@@ -6,13 +6,14 @@ import contextlib
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import grpc
+from typing import TYPE_CHECKING, Any
 
 from exitflow.errors import ConfigError
 from exitflow.files import read_file
 from exitflow.serving.wire.certificate_files import CA, CERTIFICATE, KEY
+
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Security:
         """To call a node."""
         if not self.certs:
             return None
+        import grpc
+
         files = self.files()
         return grpc.ssl_channel_credentials(files[CA], files[KEY], files[CERTIFICATE])
 
