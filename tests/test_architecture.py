@@ -29,6 +29,7 @@ LAYERS = (
     "npz",
     "logs",
     "free_ports",
+    "addresses",
     "parts",
     "config",
     "files",

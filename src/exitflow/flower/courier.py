@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from exitflow.addresses import parse_address
 from exitflow.errors import TrainingError
 from exitflow.flower.frames import Header, receive_frame, send_frame
 
@@ -213,9 +214,8 @@ class RelayCourier:
     def _superlink_listens(self) -> bool:
         if not self.address:
             return True
-        host, _, port = self.address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK).close()
+            parse_address(self.address, "").connect(LOOK)
             return True
         except OSError:
             return False

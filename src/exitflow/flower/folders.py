@@ -10,14 +10,14 @@ No file holds them all once the folders were handed out.
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
 
-from exitflow.config import read_toml, require
+from exitflow.addresses import parse_address
+from exitflow.config import read_toml
 from exitflow.errors import ConfigError
 from exitflow.flower import commands
 from exitflow.flower.keys import (
@@ -32,11 +32,7 @@ from exitflow.system.system import System
 
 def check_address(text: str) -> str:
     """The text, if it is HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    known = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", host) and re.fullmatch(r"[0-9]{1,5}", port)
-    valid = known is not None and 0 < int(port) < 65536
-    require(valid, "--superlink", f"expected HOST:PORT, such as 10.0.0.1:9092, got {text!r}")
-    return text
+    return str(parse_address(text, "--superlink", example="10.0.0.1:9092", may_be_any=False))
 
 
 def init_federation(system: System, out: Path, *, superlink: str) -> None:
@@ -44,7 +40,7 @@ def init_federation(system: System, out: Path, *, superlink: str) -> None:
     address = check_address(superlink)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("is not an empty directory; keys that are in use must not be overwritten", source=str(out))
-    host = address.rpartition(":")[0].strip("[]")
+    host = parse_address(address, "").host
     server = out / "server"
     authority = write_authority(out / "authority")
     write_server_certificate(server, authority, sorted({host, "127.0.0.1", "localhost"}), days=DAYS_VALID)

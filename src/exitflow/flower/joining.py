@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass
 from pathlib import Path
 
+from exitflow.addresses import parse_address
 from exitflow.errors import ConfigError, TrainingError
 from exitflow.federated.types import Status
 from exitflow.flower import commands
@@ -120,9 +121,9 @@ def reached(membership: Membership, system: System) -> Iterator[Courier]:
 def server_app(relay: RelayCourier, folder: Path, work: Path) -> Iterator[None]:
     """A SuperExec beside us, which runs the ServerApp that lends us its grid."""
     programs, address = Programs(work), relay.address
-    host, _, port = address.rpartition(":")
+    superlink = parse_address(address, "")
     try:
-        programs.wait_for_port(host.strip("[]"), int(port), patience=10)
+        programs.wait_for_port(superlink.host, superlink.port, patience=10)
         write_connection(programs.flower_home, address, folder / "ca.crt")
         programs.start("superexec", commands.superexec(folder, address, os.getpid()))
         app = programs.flower_home / "exitflow-app"

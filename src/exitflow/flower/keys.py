@@ -11,9 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-from cryptography.x509.oid import ExtensionOID
 
-from exitflow.certificates import Identity, make_authority, make_identity
+from exitflow.certificates import Identity, hosts_of, make_authority, make_identity, read_identity
 from exitflow.errors import ConfigError
 from exitflow.files import read_file, write_atomically, write_secret
 
@@ -35,15 +34,7 @@ def write_authority(folder: Path) -> Identity:
 
 def read_authority(folder: Path) -> Identity:
     """The authority that `write_authority` wrote."""
-    try:
-        key = serialization.load_pem_private_key(read_file(folder / AUTHORITY_KEY), password=None)
-        certificate = x509.load_pem_x509_certificate(read_file(folder / CA))
-    except (OSError, ValueError, TypeError) as error:
-        problem = f"has no key of an authority that can be used ({error}); only whoever has it can renew a certificate"
-        raise ConfigError(problem, source=str(folder)) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise ConfigError(f"{AUTHORITY_KEY} does not belong to {CA}", source=str(folder))
-    return Identity(key, certificate)
+    return read_identity(folder / CA, folder / AUTHORITY_KEY)
 
 
 def write_server_certificate(folder: Path, authority: Identity, hosts: Sequence[str], *, days: int) -> None:
@@ -61,11 +52,9 @@ def write_server_certificate(folder: Path, authority: Identity, hosts: Sequence[
 def renew_server_certificate(folder: Path, authority: Identity, *, days: int) -> datetime.datetime:
     """A new one for the same names and addresses in the server's folder; returns when it ends."""
     old = _certificate(folder / CERTIFICATE)
-    hosts: x509.SubjectAlternativeName
-    hosts = old.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value  # type: ignore[assignment]
     if read_file(folder / CA) != authority.certificate_pem:
         raise ConfigError(f"{CA} is of another authority, which the nodes of this federation trust", source=str(folder))
-    write_server_certificate(folder, authority, [str(host.value) for host in hosts], days=days)
+    write_server_certificate(folder, authority, hosts_of(old), days=days)
     return valid_until(folder)
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exitflow.addresses import parse_address
 from exitflow.flower import commands
 from exitflow.flower.commands import CONNECTION, write_connection
 from exitflow.flower.folders import read_address
@@ -34,8 +35,8 @@ def running_server(folder: Path, *, host: str | None = None, flwr_run: bool = Fa
     With `flwr_run` there is a SuperExec beside it, which runs what `flwr run` submits.
     """
     address = read_address(folder)
-    port = int(address.rpartition(":")[2])
-    listen = host or address.rpartition(":")[0].strip("[]")
+    where = parse_address(address, "--superlink")
+    port, listen = where.port, host or where.host
     with working_folder() as work:
         programs = Programs(work, logs=folder / "logs")
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import warnings
 import zlib
@@ -23,6 +22,7 @@ import ray
 import torch
 from torch import Tensor
 
+from exitflow.addresses import parse_address
 from exitflow.errors import ConfigError, TrainingError, os_problem
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, ServerState, Task, Update
@@ -120,11 +120,9 @@ def _connect(num_workers: int | None, address: str | None) -> None:
 
 def check_reachable(address: str) -> None:
     """Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"expected HOST:PORT, such as 10.0.0.1:6379, got {address!r}", key="--address")
+    where = parse_address(address.removeprefix("ray://"), "--address", example="10.0.0.1:6379", may_be_any=False)
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        where.connect(10)
     except OSError as error:
         raise ConfigError(f"nobody answers at {address}: {error.strerror or error}", key="--address") from None
 

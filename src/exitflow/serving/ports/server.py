@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from exitflow.addresses import parse_address
 from exitflow.errors import ConfigError, ExitflowError
 from exitflow.serving.bundle.bundle import load_bundle
 from exitflow.serving.node.node import Node
@@ -20,7 +21,6 @@ from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.ports.description import Surroundings
 from exitflow.serving.ports.grpc_server import Port, start_grpc
 from exitflow.serving.ports.limits import raise_file_limit
-from exitflow.serving.wire.addresses import is_loopback, parse_address
 from exitflow.serving.wire.own_certificate import OwnCertificate
 from exitflow.serving.wire.security import Security
 
@@ -52,8 +52,7 @@ class ServeOptions:
             raise ConfigError(f"must be between 0 and {MAX_DRAIN} seconds, got {self.drain:g}", key="--drain")
         for key, address in (("--listen", self.listen), ("--http", self.http), ("--clients", self.clients)):
             if address is not None:
-                host, _ = parse_address(address, key)
-                self.security.check_may_listen(host, key, local=is_loopback(host), certified=key == "--listen")
+                self.security.check_may_listen(parse_address(address, key), key, certified=key == "--listen")
 
 
 def serve(options: ServeOptions) -> None:
@@ -111,15 +110,20 @@ async def _listen(
     for kind, port in _ports(options, certificate).items():
         server, ports[kind] = await start_grpc(node, port)
         stack.push_async_callback(server.stop, GRACE)
-        where[kind] = f"{parse_address(port.address, '')[0]}:{ports[kind]}"
+        where[kind] = _at(port.address, ports[kind])
     if options.http:
         from exitflow.serving.ports.http_server import start_rest  # 8 MB that a node without HTTP does without
 
         around = Surroundings(ports, certificate)
         rest = await start_rest(node, options.http, token=options.security.token, around=around)
         stack.push_async_callback(rest.close)
-        where["http"] = f"{parse_address(options.http, '')[0]}:{rest.port}"
+        where["http"] = _at(options.http, rest.port)
     return where
+
+
+def _at(address: str, port: int) -> str:
+    """The address with the port that it has in the end."""
+    return str(replace(parse_address(address, ""), port=port))
 
 
 def _ports(options: ServeOptions, certificate: OwnCertificate | None) -> dict[str, Port]:

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from exitflow.addresses import parse_address
 from exitflow.errors import ServingError
 from exitflow.serving.node.links import open_channel
 from exitflow.serving.ports.grpc_server import OWN_SERVICE
-from exitflow.serving.wire.addresses import parse_address
 from exitflow.serving.wire.messages import MESSAGES, SERVICE
 from exitflow.serving.wire.security import Security
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exitflow.addresses import parse_address
 from exitflow.config import decode_list, parse_toml
 from exitflow.errors import ConfigError, ServingError
 from exitflow.serving.bundle.bundle import MANIFEST, Bundle, Samples, load_bundle
@@ -18,7 +19,6 @@ from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.traffic.cluster import LocalCluster, running_tree
 from exitflow.serving.traffic.load import LoadGenerator, LoadPlan, scaled
 from exitflow.serving.traffic.load_report import LoadReport, report
-from exitflow.serving.wire.addresses import is_loopback, parse_address
 from exitflow.serving.wire.security import Security
 from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import serving_plan
@@ -120,8 +120,7 @@ def _of_addresses(
     for address in options.targets:
         if ":" not in address:
             raise ConfigError(f"there is no such bundle, and it is no HOST:PORT, got {address!r}", key="BUNDLE|ADDRESS")
-        host, _ = parse_address(address, "BUNDLE|ADDRESS")
-        if not is_loopback(host) and not options.remote:
+        if not parse_address(address, "BUNDLE|ADDRESS").is_loopback and not options.remote:
             raise ConfigError(f"{address} is not of this machine: give --remote to load it all the same", key="load")
     statuses = asyncio.run(ask_each(options.targets, security, NodeClient.status))
     if len({status["bundle"] for status in statuses}) > 1:

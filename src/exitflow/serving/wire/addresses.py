@@ -1,37 +1,19 @@
-"""HOST:PORT, and which of them are this machine only."""
+"""Where a node listens, and where its parents do."""
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Sequence
 
+from exitflow.addresses import parse_address
 from exitflow.errors import ConfigError, ServingError
-
-
-def parse_address(text: str, key: str) -> tuple[str, int]:
-    """(host, port); [::1]:8001 is fine too."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"expected HOST:PORT, such as 127.0.0.1:8001, got {text!r}", key=key)
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def bound_socket(address: str, key: str) -> socket.socket:
     """A socket that has the address, or a ServingError."""
-    host, port = parse_address(address, key)
+    where = parse_address(address, key)
     try:
-        (family, kind, protocol, _, place), *_ = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        (family, kind, protocol, _, place), *_ = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
         found = socket.socket(family, kind, protocol)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exitflow.addresses import Address
 from exitflow.errors import ConfigError
 from exitflow.files import read_file
 from exitflow.serving.wire.certificate_files import CA, CERTIFICATE, KEY
@@ -66,8 +67,9 @@ class Security:
         """Whether nodes show each other certificates."""
         return self.certs is not None
 
-    def check_may_listen(self, host: str, key: str, *, local: bool, certified: bool) -> None:
+    def check_may_listen(self, where: Address, key: str, *, certified: bool) -> None:
         """Beyond this machine only with TLS, and to those who show a certificate or a token, or knowingly without."""
+        host, local = where.host, where.is_loopback
         if not local and not self.certs and not self.insecure:
             raise ConfigError(
                 f"{host} can be reached from other machines: give --certs DIR (make one with: exitflow certs), "
