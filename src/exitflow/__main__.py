@@ -1,4 +1,4 @@
-"""`python -m exitflow`."""
+"""Lets `python -m exitflow` be the command `exitflow`."""
 
 from exitflow.cli.main import main
 

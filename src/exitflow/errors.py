@@ -98,7 +98,7 @@ def _distribution(extra: str) -> str:
 
 
 def os_problem(error: OSError) -> str:
-    """Of which file, and what: `runs/x: No space left on device`."""
+    """The file and the problem, as in `runs/x: No space left on device`."""
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
 

@@ -41,7 +41,7 @@ class FreePorts:
         return found
 
     def give_back(self) -> None:
-        """Reserve nothing any more."""
+        """Let go of all ports that are reserved."""
         while self._reserved:
             os.close(self._reserved.popleft())
 

@@ -28,7 +28,7 @@ class Completed(click.ParamType[str]):
 
 
 def one_of(names: Iterable[str]) -> Completed:
-    """One of these names."""
+    """The shell completes a value by the names that begin with what was typed."""
     known = list(names)
     return Completed(lambda begun: [name for name in known if name.startswith(begun)])
 

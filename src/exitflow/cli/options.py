@@ -64,7 +64,7 @@ def split_names(text: str) -> list[str]:
 
 
 def split_seeds(text: str) -> list[int]:
-    """`9,42` as numbers."""
+    """The seeds that a text such as `9,42` names."""
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
@@ -97,5 +97,5 @@ def called_as() -> str:
 
 
 def print_json(value: Any) -> None:
-    """For other programs."""
+    """Print a value as JSON, for other programs."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))

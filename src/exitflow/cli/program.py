@@ -154,7 +154,7 @@ def _usage_problem(error: click.UsageError) -> str:
 
 
 def _name_of(parameter: click.Parameter, ctx: click.Context | None) -> str:
-    """`--seeds`, or RUN."""
+    """What a parameter is called on the command line: `--seeds`, or RUN."""
     if isinstance(parameter, click.Option):
         return max(parameter.opts, key=len)
     return parameter.make_metavar(ctx or click.get_current_context())

@@ -29,7 +29,7 @@ MOST_DEVICES = 10_000_000
 
 @dataclass(frozen=True)
 class _Served:
-    """What is simulated."""
+    """The tree that is simulated, and what its exits say to every sample."""
 
     name: str
     topology: Topology

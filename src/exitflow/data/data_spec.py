@@ -15,7 +15,7 @@ DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist", "own")
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The [data] table."""
+    """The [data] table of a system file."""
 
     name: str = "digits"
     dir: str | None = None  # where the files lie; also --data-dir or $EXITFLOW_DATA_DIR

@@ -22,7 +22,7 @@ SMALLEST_FLOAT = torch.finfo(torch.float32).tiny  # above 0, with all its digits
 
 @dataclass(frozen=True)
 class Split:
-    """Inputs with their labels."""
+    """Inputs with their labels: one of training, validation and test data."""
 
     inputs: Tensor  # (N, C, H, W) uint8, or any (N, ...) of numbers
     labels: Tensor  # (N,) int64
@@ -54,7 +54,7 @@ class Preparation:
         require(self.crop_padding >= 0, "crop_padding", f"must be 0 or more, got {self.crop_padding}")
 
     def __call__(self, inputs: Tensor, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-        """Normalised inputs, without augmentation."""
+        """The inputs as the network takes them, normalised and without augmentation."""
         shape = (1, -1) + (1,) * (inputs.ndim - 2)
         mean = torch.tensor(self.mean, dtype=dtype, device=device).view(shape)
         std = torch.tensor(self.std, dtype=dtype, device=device).view(shape)
@@ -106,12 +106,12 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one input: (C, H, W) for images."""
+        """The shape of one input: (C, H, W) for images."""
         return tuple(self.train.inputs.shape[1:])
 
     @property
     def prepared_shape(self) -> tuple[int, ...]:
-        """Of one input as the network takes it."""
+        """The shape of one input as the network takes it."""
         size = self.preparation.size
         return (self.input_shape[0], size, size) if size else self.input_shape
 

@@ -32,7 +32,7 @@ MAX_CLASSES = 1_000_000
 
 @dataclass(frozen=True)
 class Description:
-    """The file dataset.toml."""
+    """What the file dataset.toml says of a user's own data."""
 
     num_classes: int
     mean: tuple[float, ...]

@@ -38,7 +38,7 @@ VARIANCE_BATCHES = 16  # gradients that a node measures at an exit, at most
 
 @dataclass(frozen=True)
 class Batch(Split):
-    """Samples of a node."""
+    """Samples of a node, with their labels."""
 
     node: str
     rows: Tensor  # (B,) which of its samples

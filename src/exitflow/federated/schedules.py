@@ -21,7 +21,7 @@ def make_schedule(spec: TrainingSpec, num_steps: int) -> Schedule:
 
 
 def constant(rate: float) -> Schedule:
-    """The same rate throughout."""
+    """The learning rate stays the same throughout."""
     return lambda round, step: rate
 
 

@@ -47,7 +47,7 @@ class OptimiserSpec:
 
 @dataclass(frozen=True)
 class ObjectiveSpec:
-    """What a node minimises."""
+    """What a node minimises, beside the loss on its labels."""
 
     name: LearnsFrom = "labels"  # what an exit learns from
     joint_loss: JointLoss = "element-mean"  # how the losses of several exits add up

@@ -60,7 +60,7 @@ def check_num_exits(blocks: ExitBlocks, num_exits: int) -> None:
 
 
 def early_heads(given: BackboneHead | tuple[BackboneHead, ...], num_exits: int) -> tuple[BackboneHead, ...]:
-    """Of each exit before the deepest."""
+    """The heads of all exits before the deepest."""
     heads = (given,) * (num_exits - 1) if isinstance(given, str) else given
     problem = f"one for each of the {num_exits - 1} exits before the deepest, got {list(heads)}"
     require(len(heads) == num_exits - 1, "heads", problem)

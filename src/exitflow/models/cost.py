@@ -16,7 +16,7 @@ from exitflow.models.nested import NestedModel
 
 @dataclass(frozen=True, slots=True)
 class ExitCost:
-    """Of one exit: what a node that holds it computes for one input, and holds."""
+    """What a node that holds an exit computes for one input, and how many parameters it holds."""
 
     multiply_adds: int  # of convolutions and matrix products, for one input
     num_parameters: int
@@ -28,7 +28,7 @@ def exit_costs(model: NestedModel, input_shape: tuple[int, ...]) -> tuple[ExitCo
 
 
 def joint_cost(model: NestedModel, exits: Sequence[int], input_shape: tuple[int, ...]) -> ExitCost:
-    """Of several exits that are computed together; of one, its own."""
+    """The cost of several exits that are computed together; of one, its own."""
     submodel = model.submodel(*exits).eval()
     dtype = next(submodel.parameters()).dtype
     multiply_adds, _ = counted(submodel, torch.zeros(1, *input_shape, dtype=dtype))

@@ -17,7 +17,7 @@ from exitflow.models.nested import EarlyExitNetwork
 def stage_bounds(
     units: Sequence[nn.Module], blocks: Sequence[int], exit_blocks: ExitBlocks, num_exits: int, example: Tensor
 ) -> list[tuple[int, int]]:
-    """Of each stage, the first of `units` and the one behind its last.
+    """For each stage, the first of `units` and the one behind its last.
 
     `blocks` are the indices of the units that count as blocks. What follows the last of them belongs to the deepest
     stage, what stands before a block to the stage of that block.

@@ -10,7 +10,7 @@ _SIZE, _INPUT_CHANNELS = 32, 3  # of the images that costs are compared on; thei
 
 
 def trunk_multiply_adds(spec: EarlyExitResNet, channels: int, num_blocks: int) -> int:
-    """Of the first `num_blocks` blocks for one image, if the first stage had `channels` instead of `spec.width`."""
+    """The cost of the first blocks for one image, if the first stage had `channels` instead of `spec.width`."""
     size = -(-_SIZE // spec.stem_stride)
     total, before = 9 * _INPUT_CHANNELS * channels * size**2, channels
     for full, stride in list(spec.block_shapes())[:num_blocks]:

@@ -39,7 +39,7 @@ class PlainNetworks(NestedModel):
         return tuple(logits[self.owners[exit]] for exit in wanted)
 
     def coverage(self, *exits: int) -> Coverage:
-        """Whole networks."""
+        """The whole networks that these exits belong to."""
         covered = tuple(f"networks.{self.owners[exit]}." for exit in exits)
         return {name: () for name in self.state_dict() if name.startswith(covered)}
 

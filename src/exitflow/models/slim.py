@@ -32,7 +32,7 @@ class SlimLayer(nn.Module, ABC):
 
     @abstractmethod
     def part(self, *exits: int) -> Coverage:
-        """Of its own tensors, what these exits compute with."""
+        """The parts of its own tensors with which these exits compute."""
 
     @torch.no_grad()
     def narrow(self, *exits: int) -> None:
@@ -163,7 +163,7 @@ class SlimNetwork(NestedModel):
         return tuple(self.classify(inputs, exit) for exit in exits or self.depths)
 
     def coverage(self, *exits: int) -> Coverage:
-        """Of each layer, what is widest among the exits that come by."""
+        """For each layer, the part that is widest among the exits that come by."""
         covered: dict[str, tuple[slice, ...]] = {}
         for name, layer in self._layers():
             if passing := [exit for exit in exits if exit in layer.channels]:

@@ -44,7 +44,7 @@ def _build(
     rates = dict(enumerate(spec.widths, start=1)) if spec.scaler else {}
 
     def channels(count: int, block: int) -> Channels:
-        """Of the exits that pass this block."""
+        """How many channels each exit that passes this block has there."""
         shares = enumerate(zip(spec.widths, exit_blocks, strict=True), start=1)
         return {exit: num_channels(share, count) for exit, (share, end) in shares if end >= block}
 

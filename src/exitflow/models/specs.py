@@ -18,11 +18,11 @@ MAX_WEIGHTS = 10**10  # of the convolutions: 40 GB
 
 
 class ModelSpec(Protocol):
-    """A family's table."""
+    """The [model] table of one family of networks."""
 
     @property
     def family(self) -> str:
-        """Its name."""
+        """The name by which a system file asks for the family."""
 
     def resolve(self, num_exits: int) -> Self:
         """The same with nothing left open, for a system of `num_exits` exits; refuses what does not fit."""

@@ -30,7 +30,7 @@ _TOLERANCE = 1e-4  # of the largest logit, between timm's own answer and that of
 
 
 def import_timm() -> Any:
-    """timm, or one sentence."""
+    """The package timm, or one sentence on how to install it."""
     with_operators()
     try:
         import timm

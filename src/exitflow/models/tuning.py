@@ -84,7 +84,7 @@ def saved_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tens
 
 
 def trained_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers together."""
+    """The parameters and buffers that are trained, in one dictionary."""
     return {**trained_parameters(network), **trained_buffers(network)}
 
 
@@ -105,7 +105,7 @@ def frozen_exits(network: nn.Module) -> int:
 
 
 def training_mode(network: nn.Module) -> None:
-    """Of all but what is frozen."""
+    """Switch everything to training that is not frozen, and what is frozen to evaluation."""
     network.train()
     for _, module in frozen_parts(network):
         module.eval()

@@ -111,7 +111,7 @@ class Workload:
 
     @cached_property
     def devices(self) -> tuple[Node, ...]:
-        """Where requests arrive."""
+        """The nodes at which requests arrive."""
         return tuple(node for node in self.topology.nodes if node.arrival_rate > 0)
 
     @cached_property
@@ -124,7 +124,7 @@ class Workload:
         return {node.name: number for number, node in enumerate(self.devices)}
 
     def factor(self, device: str, elapsed: FloatArray) -> FloatArray:
-        """Of the device's mean rate, at each moment."""
+        """By how much the arrival rate of a device differs from its mean, at each moment."""
         late = elapsed > self.duration / 2
         factor = np.ones(len(elapsed))
         if self.drift == "traffic":
@@ -140,7 +140,7 @@ class Workload:
 
     @property
     def most(self) -> float:
-        """No factor is larger."""
+        """An upper bound of all factors."""
         return (1.0 if self.drift in (None, "difficulty") else 2.0) * (max(self.trace.shape) if self.trace else 1.0)
 
     def rows(self, elapsed: FloatArray, rng: np.random.Generator) -> npt.NDArray[np.intp]:

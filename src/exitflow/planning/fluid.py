@@ -47,13 +47,13 @@ class FluidOutcome:
 
     @property
     def requests(self) -> float:
-        """All of them."""
+        """The rate of all requests together."""
         step = float(self.seconds[1] - self.seconds[0])  # there are at least two
         return float(self.rate.sum()) * step
 
     @property
     def exit_share(self) -> FloatArray:
-        """(E,) of all requests."""
+        """(E,) the share of all requests that each exit answers."""
         share: FloatArray = self.exit_rate.sum(axis=0) / self.rate.sum()
         return share
 
@@ -63,7 +63,7 @@ class FluidOutcome:
         return float(self.right_rate.sum() / self.rate.sum())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The rates as values that JSON can hold."""
         return {
             "model": "fluid",
             "requests": self.requests,
@@ -186,7 +186,7 @@ class _Budget:
         self._tables: dict[float, FloatArray] = {}
 
     def used(self, node: Node, received: float, size: int) -> float:
-        """Of the limits of `size` nodes that together receive so much, and stand as one."""
+        """The share that is used of the limits of `size` nodes that together receive so much, and stand as one."""
         limits = [link.max_transfer_rate for link in node.parents]
         limit = sum(each or 0.0 for each in limits) / size
         if None in limits or not 0 < limit < LARGE or received <= 0:

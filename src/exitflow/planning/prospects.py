@@ -53,7 +53,7 @@ class Prospect:
         return getattr(self.timing.latency, measure) if self.timing.latency else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The prospect as values that JSON can hold."""
         known = {measure: self.value(measure) for measure in MEASURES}
         bottleneck = self.timing.to_json()["bottleneck"] if self.timing else None
         return {**known, "exit_share": self.plan.exit_share.tolist(), "bottleneck": bottleneck}
@@ -67,7 +67,7 @@ def prospect(topology: Topology, outputs: ExitOutputs | None = None) -> Prospect
 
 
 def best_prospect(topology: Topology, outputs: ExitOutputs | None = None, *, price: float = 0.0) -> Prospect:
-    """Of the best plan: P1 with the answers of a run, P2 without."""
+    """The prospect of the best plan: P1 with the answers of a run, P2 without."""
     best = topology if outputs is None else measured_plan(outputs, topology, price=price).topology
     return prospect(best, outputs)
 

@@ -57,7 +57,7 @@ class Failure:
 
 
 def parse_failure(text: str) -> Failure:
-    """`edge-0@60s..90s`."""
+    """The failure that a text such as `edge-0@60s..90s` names."""
     node, at, span = text.partition("@")
     begin, dots, end = span.partition("..")
     try:
@@ -90,10 +90,10 @@ class _Caller(Protocol):
     """Who waits for an answer."""
 
     def answered(self, exit: int) -> None:
-        """This exit has."""
+        """This exit has given the answer that counts."""
 
     def failed(self, reason: str) -> None:
-        """Nobody will."""
+        """There will be no answer."""
 
 
 class _Job:
@@ -110,7 +110,7 @@ class _Job:
 
 
 class _Client:
-    """Of one request."""
+    """The caller of one request, who notes how long the answer took."""
 
     __slots__ = ("begun", "row", "world")
 
@@ -283,7 +283,7 @@ class _SimulatedNode:
         return self.worked / self._cores / self.world.workload.duration
 
     def submit(self, job: _Job) -> None:
-        """A sample has come."""
+        """Take a sample that has just come."""
         self.received += 1
         if self.is_down:
             job.caller.failed("unreachable")
@@ -353,7 +353,7 @@ class _SimulatedNode:
             job.caller.failed("unreachable")
 
     def come_back(self) -> None:
-        """Empty, as it began."""
+        """Start again after a failure, empty as at the beginning."""
         self.is_down = False
 
 

@@ -31,7 +31,7 @@ class Window:
 
 @dataclass(frozen=True)
 class NodeSeen:
-    """Requests/s at a node."""
+    """How many requests/s a node has received, answered and passed on."""
 
     received: float
     served: float

@@ -46,7 +46,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """What a link carries."""
+    """What a link carries, and how busy that keeps it."""
 
     bytes_per_second: float | None  # None where it is not known how large a request is
     utilisation: float  # of its bandwidth; 0 where that has no limit

@@ -62,7 +62,7 @@ class WhatIf:
 
 
 def parse_vary(text: str) -> Vary:
-    """`tiers.edge.count=1,2,4` or `tiers.device.max_transfer_rate=1..20`."""
+    """The keys and values of a text such as `tiers.edge.count=1,2,4` or `tiers.device.max_transfer_rate=1..20`."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
         problem = f"expected KEY=A,B,C or KEY=FROM..TO, such as tiers.edge.count=1,2,4, got {text!r}"

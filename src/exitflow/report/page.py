@@ -58,7 +58,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report."""
+    """A report as its title, its texts, tables and plots."""
 
     title: str
     lead: str
@@ -67,7 +67,7 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """All of them."""
+        """All plots of the page, in order."""
         return [plot for section in self.sections for part in (section, *section.parts) for plot in part.plots]
 
 
@@ -87,7 +87,7 @@ def write_page(page: Page, out: Path, observer: Callable[[str, float], None] | N
 
 
 def render(page: Page) -> str:
-    """As one HTML document."""
+    """The page as one HTML document."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["data_uri"] = _data_uri
     source = resources.files("exitflow.report").joinpath("page.html.jinja").read_text(encoding="utf-8")

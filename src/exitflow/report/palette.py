@@ -65,17 +65,17 @@ _DASHES = {"": "-", "grid + coverage": ":", "own answers": "--", "p=0.2": "--", 
 
 
 def colour_of(kind: str) -> Colour:
-    """Of the lines of a weighting or a method."""
+    """The colour of the lines of a weighting or a method."""
     return _look(kind)[0]
 
 
 def marker_of(kind: str) -> str:
-    """Of its points."""
+    """The marker of the points of a weighting or a method."""
     return _look(kind)[1]
 
 
 def dashes_of(variant: str) -> str:
-    """Of the lines of a variant."""
+    """The dashes of the lines of a variant."""
     return _DASHES.get(variant, "-.")
 
 
@@ -88,5 +88,5 @@ def _look(kind: str) -> tuple[Colour, str]:
 
 
 def all_colours() -> list[Colour]:
-    """Whatever may be drawn."""
+    """Every colour that may be drawn."""
     return [INK, MUTED, LINES, PAPER, *TERMS, *(colour for colour, _ in (*_WEIGHTINGS.values(), *_OTHERS, _OWN))]

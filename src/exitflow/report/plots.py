@@ -73,7 +73,7 @@ class Plot:
     figure: Figure
 
     def png(self) -> bytes:
-        """On white."""
+        """The figure as PNG, on white."""
         with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
             return self._saved(format="png", dpi=160)
 
@@ -270,6 +270,6 @@ def _legend_columns(series: Sequence[Series]) -> int:
 
 
 def _height(panel: float, panels: Collection[str], series: Sequence[Series]) -> float:
-    """Of a figure, in inches: title, panels, axis and legend."""
+    """The height of a figure in inches, with title, panels, axis and legend."""
     rows = -(-len(series) // _legend_columns(series))
     return 0.75 + panel * len(panels) + 0.19 * rows

@@ -22,7 +22,7 @@ from exitflow.topology.rates import serving_plan
 
 
 def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
-    """What their records say."""
+    """A page on what the records of these runs say."""
     series = by_kind(runs)
     _check_comparable(series)
     system = series[0].trainings[0].system
@@ -65,7 +65,7 @@ def _but_for_training(system: System) -> System:
 
 
 def _facts(folder: Path, system: System, runs: Sequence[TrainingFolder]) -> dict[str, str]:
-    """Of all runs, which differ at most in how they train `system`."""
+    """The facts that all runs share, which differ at most in how they train `system`."""
     share = np.bincount(layers(system), weights=serving_plan(system.topology).exit_share)[1:]  # of each layer
     data, training = system.data, system.training
     seeds = sorted({run.system.training.seed for run in runs})

@@ -20,15 +20,15 @@ class Training(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """What a page calls the training."""
 
     @property
     def system(self) -> System:
-        """What was trained."""
+        """The system that was trained."""
 
     @property
     def records(self) -> list[Record]:
-        """Of its rounds, in order."""
+        """The records of its rounds, in order."""
 
     @property
     def profile(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class Curve:
-    """Spreads at some rounds."""
+    """A value at some rounds, with its spread over the seeds."""
 
     rounds: tuple[int, ...]
     values: tuple[Spread, ...]
@@ -63,7 +63,7 @@ class Series:
 
     @property
     def error_terms(self) -> dict[str, Spread]:
-        """Of the error bound, in units of the loss; empty where nothing was measured."""
+        """The terms of the error bound, in units of the loss; empty where nothing was measured."""
         found = [each.profile["error_terms"] for each in self.trainings if each.profile.get("error_terms")]
         return {name: Spread.of([terms[name] for terms in found]) for name in found[0]} if found else {}
 
@@ -76,13 +76,13 @@ class Series:
         return self._curve(lambda record: _validated(record, "accuracy"))
 
     def exit_weight(self, exit: int) -> Curve:
-        """Lambda-tilde_e."""
+        """The aggregation weight of an exit, Lambda-tilde_e, in every round."""
         return self._curve(lambda record: self._at(exit, record["exit_weights"], sum))
 
     def _at(
         self, exit: int, values: Sequence[float | None] | None, total: Callable[[list[float]], float]
     ) -> float | None:
-        """Of the values of all that was cut from that exit; None where there are none."""
+        """The values of all that was cut from that exit, taken together; None where there are none."""
         numbered = zip(layers(self.trainings[0].system), values or (), strict=False)
         found = [value for layer, value in numbered if layer == exit and value is not None]
         return total(found) if found else None
@@ -103,7 +103,7 @@ def _validated(record: Record, key: str) -> Any:
 
 
 def by_kind(trainings: Sequence[Training]) -> list[Series]:
-    """Of runs: those of one weighting are one series, or of one method where `compare` named them after it."""
+    """Runs as series: those of one weighting are one, or of one method where `compare` named them after it."""
     weightings = (GIVEN, *WEIGHTINGS)
     members: dict[str, list[Training]] = {name: [] for name in (*weightings, *METHODS)}
     for training in trainings:

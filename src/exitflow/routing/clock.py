@@ -14,7 +14,7 @@ class Timer(Protocol):
     """Something that will happen, unless it is cancelled."""
 
     def cancel(self) -> None:
-        """It will not happen."""
+        """Take back what was to happen."""
 
 
 class Clock(Protocol):

@@ -39,14 +39,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings that decide."""
+    """The settings on which a node's decisions depend."""
 
     forward_timeout: float = 1.0  # seconds until the own answer is given instead
     audit_share: float = 0.0  # of the sure answers
 
 
 class Router:
-    """Of one node."""
+    """Decides for one node who answers a sample and which parent is asked."""
 
     def __init__(
         self, name: str, rules: Rules, control: ForwardControl, links: Mapping[str, LinkState], cut: float
@@ -66,7 +66,7 @@ class Router:
         return [name for name, link in self._links.items() if link.open]
 
     def decide(self, confidences: FloatArray, deadlines: Sequence[float], now: float) -> Decision:
-        """Of a batch that was just computed; `deadlines` are the callers', of each sample."""
+        """Decide on a batch that was just computed; `deadlines` are those of the callers, one for each sample."""
         parents: list[str | None] = [None] * len(confidences)
         open_parents = self.open_parents
         hard = self.control.hardest_first(confidences, open_parents, now)

@@ -36,7 +36,7 @@ class InAir:
             self.count += count
 
     def next_turn(self) -> int:
-        """Something is sent now."""
+        """Note that something is sent now."""
         self._turn += 1
         return self._turn
 

@@ -9,11 +9,11 @@ from typing import Protocol, TypeVar
 
 
 class Sized(Protocol):
-    """What can be queued."""
+    """Something that can be queued: it says how many samples it has."""
 
     @property
     def size(self) -> int:
-        """Samples."""
+        """How many samples it has."""
 
     @property
     def key(self) -> object:

@@ -61,7 +61,7 @@ class TokenBucket:
         return max(self.burst - self._in_air.count, 0.0)
 
     def tokens(self, now: float) -> float:
-        """How many there are."""
+        """How many tokens the bucket has now."""
         earned = self._earned(now)
         self._tokens = min(earned, self._room)
         self.overflowed += max(earned - self.burst, 0.0)
@@ -84,11 +84,11 @@ class ArrivalRate:
         self._updated = now
 
     def value(self, now: float) -> float:
-        """Requests/s of late."""
+        """The rate of late, in requests/s."""
         return self._value * math.exp(-max(now - self._updated, 0.0) / ARRIVAL_MEMORY)
 
     def add(self, count: int, now: float) -> None:
-        """`count` requests have come."""
+        """Note that `count` requests have come."""
         self._value = self.value(now) + count / ARRIVAL_MEMORY
         self._updated = max(now, self._updated)
 
@@ -128,7 +128,7 @@ class Calibration(Protocol):
 
     @property
     def confidences(self) -> Sequence[float]:
-        """Of what it receives, as on validation data."""
+        """The confidences of what a node receives, as on validation data."""
 
     @property
     def cut(self) -> float:
@@ -172,16 +172,16 @@ class ForwardControl:
         self._hard = self.threshold  # what the recent confidences alone would have it be
 
     def arrival_rate(self, now: float) -> float:
-        """Of late, requests/s."""
+        """The rate of late at which requests arrive, in requests/s."""
         return self._arrivals.value(now)
 
     def tokens(self, now: float) -> Mapping[str, float | None]:
-        """Of each link; None where it has no limit."""
+        """How many tokens each link has; None where it has no limit."""
         return {name: bucket.look(now) if bucket else None for name, bucket in self._buckets.items()}
 
     @property
     def bursts(self) -> Mapping[str, float | None]:
-        """Of each link, the most that it may carry at once; None where it has no limit."""
+        """The most that each link may carry at once; None where it has no limit."""
         return {name: bucket.burst if bucket else None for name, bucket in self._buckets.items()}
 
     def hardest_first(self, confidences: FloatArray, open_parents: Sequence[str], now: float) -> Sequence[int]:

@@ -27,7 +27,7 @@ def check_dataset(dataset: Any) -> None:
 
 
 def checked_path(path: Any) -> Path:
-    """Where a run lies."""
+    """The path of a run, if it is one."""
     require(isinstance(path, str | os.PathLike), "run", f"expected the path of a run directory, got {path!r}")
     return Path(path)
 

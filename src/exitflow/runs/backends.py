@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the workers are."""
+    """Where the workers of a training are, and how many."""
 
     workers: int | None = None  # processes; None: one for each core
     address: str | None = None  # of Ray's cluster; None: one of our own, on this machine

@@ -36,11 +36,11 @@ class Comparison:
     layers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name -> of each exit; itself if not given
 
     def accuracy(self, name: str) -> Spread:
-        """Of the whole system."""
+        """The accuracy of the whole system, as served."""
         return Spread.of([evaluation.accuracy for evaluation in self.evaluations[name]])
 
     def exit_accuracy(self, name: str) -> tuple[Spread | None, ...]:
-        """Of each exit on all samples; where every node has a network of its own, the mean over the layer's.
+        """The accuracy of each exit on all samples; where every node has a network of its own, the layer's mean.
 
         None for a layer without any.
         """
@@ -60,12 +60,12 @@ class Comparison:
         return statistics.fmean(cost.bytes_sent for cost in self.costs[name])
 
     def multiply_adds(self, name: str) -> float | None:
-        """Of all forward passes of a training, mean over the seeds; None where a run is too old to have counted."""
+        """The cost of all forward passes of a training, mean over the seeds; None for runs too old to have counted."""
         counts = [cost.multiply_adds for cost in self.costs[name]]
         return None if None in counts else statistics.fmean(count for count in counts if count is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The comparison as values that JSON can hold."""
         found = {name: self._json(name) for name in self.evaluations}
         weightings = {name: each for name, each in found.items() if name not in self.methods}
         methods = {name: each for name, each in found.items() if name in self.methods}

@@ -45,7 +45,7 @@ class Explanation:
         return next(name for name, terms in self.terms.items() if terms.total <= least * (1 + 1e-9))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The explanation as values that JSON can hold."""
         inputs = self.inputs[self.weighting]
         names = ("loss_bound", "smoothness", "strong_convexity", "condition", "squared_gradient_bound")
         more = ("heterogeneity", "squared_distance", "num_rounds", "num_steps")

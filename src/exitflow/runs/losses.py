@@ -56,7 +56,7 @@ class TrainingLosses:
         return said
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """What was lost as values that JSON can hold."""
         lost = {node: {"rounds": count, "reason": self.reasons[node]} for node, count in self.rounds.items()}
         return {"lost": lost, "lost_weight": list(self.weight), "state_lost": list(self.forgetful)}
 

@@ -40,7 +40,7 @@ def apply_method(name: str, system: System) -> System:
 
 
 def find_method(name: str) -> Method:
-    """By name."""
+    """The method of that name, or a sentence with the nearest one."""
     if name not in METHODS:
         raise ConfigError(f"there is no method {name!r}{suggestion(name, METHODS)}", key="--methods")
     return METHODS[name]

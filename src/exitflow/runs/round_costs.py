@@ -39,7 +39,7 @@ def forward_multiply_adds(
     samples: Mapping[str, int],
     cost: Callable[[tuple[int, ...]], int],
 ) -> int:
-    """Of all forward passes of a round; `cost` is that of some exits, computed together, for one input.
+    """The cost of all forward passes of a round; `cost` is that of some exits, computed together, for one input.
 
     A backward pass takes about twice as many again, whatever is trained.
     """

@@ -50,7 +50,7 @@ class RunDir:
 
     @staticmethod
     def open(path: str | Path) -> RunDir:
-        """An existing run."""
+        """Open the directory of an existing run."""
         run = RunDir(path)
         if not run.spec.is_file():
             raise RunError(f"{run.path}: is not a run directory (it has no spec.toml)")
@@ -73,7 +73,7 @@ class RunDir:
 
     @property
     def finished(self) -> bool:
-        """Whether training has ended."""
+        """Whether the training has ended, with a model."""
         return self.model.is_file()
 
     def write_run_id(self, run_id: str) -> None:
@@ -86,7 +86,7 @@ class RunDir:
         return (self.path / "run-id").is_file()
 
     def run_id(self) -> str:
-        """What `write_run_id` wrote."""
+        """The name that `write_run_id` wrote."""
         try:
             return (self.path / "run-id").read_text()
         except OSError:
@@ -115,7 +115,7 @@ class RunDir:
         return read_records(self.records_file)
 
     def last_record(self) -> Record:
-        """Of a training that has ended."""
+        """The last record of a training that has ended."""
         if not (records := self.records()):
             raise RunError(f"{self.records_file}: the records of the rounds are gone")
         return records[-1]
@@ -183,7 +183,7 @@ class RunDir:
 
 
 def _digest_of(path: Path) -> str | None:
-    """Of a file of the run; of its system without where the data lie, which may be moved. None for no file."""
+    """The digest of a file of the run, None for no file; of its system without where the data lie, as they may move."""
     if not path.is_file():
         return None
     if path.name != SPEC:
@@ -205,7 +205,7 @@ def save_state(path: Path, state: ServerState, digests: Mapping[str, str] | None
 
 
 def load_state(path: Path) -> ServerState:
-    """What `save_state` wrote."""
+    """Read the state that `save_state` wrote."""
     tensors, description = load_tensors(path)
     try:
         known = parse_json(description.encode())

@@ -36,27 +36,27 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Its directory."""
+        """The directory of the run."""
         return self.directory.path
 
     @cached_property
     def system(self) -> System:
-        """What was trained."""
+        """The system that was trained."""
         return load_resolved(self.directory.spec)
 
     @property
     def finished(self) -> bool:
-        """Whether training has ended."""
+        """Whether the training has ended, with a model."""
         return self.directory.finished
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """A record per round."""
+        """The records of all rounds, in order."""
         return self.directory.records()
 
     @property
     def costs(self) -> TrainingCosts:
-        """Of all rounds so far."""
+        """What all rounds so far have cost."""
         return TrainingCosts.of(self.records)
 
     @property

@@ -16,5 +16,5 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of one value or several."""
         return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)

@@ -162,7 +162,7 @@ def check_somebody_trained(records: Sequence[Record]) -> None:
 
 
 def _silent(text: str) -> None:
-    """Nobody asked."""
+    """Tell nobody, where nobody asked to be told."""
 
 
 def resume_or_train(system: System, path: Path, **execution: Any) -> Run:

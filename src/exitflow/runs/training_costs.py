@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrainingCosts:
-    """What a training took."""
+    """What a training took: bytes, multiply-adds and seconds."""
 
     bytes_sent: int  # over all links, down and up, before any compression of updates
     multiply_adds: int | None  # of the nodes' forward passes; None where the records are older than that count

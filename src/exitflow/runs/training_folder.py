@@ -24,17 +24,17 @@ class TrainingFolder:
 
     @property
     def name(self) -> str:
-        """Of the training."""
+        """The name of the training."""
         return self.folder.name
 
     @cached_property
     def system(self) -> System:
-        """What was trained."""
+        """The system that was trained."""
         return load_resolved(self.folder / "spec.toml")
 
     @cached_property
     def records(self) -> list[Record]:
-        """Of its rounds, in order."""
+        """The records of its rounds, in order."""
         return read_records(self.folder / "rounds.jsonl")
 
     @property

@@ -93,16 +93,16 @@ class Assembly:
 
     @cached_property
     def costs(self) -> tuple[ExitCost, ...]:
-        """Of each exit."""
+        """The cost of each exit."""
         return exit_costs(self.model, self.dataset.prepared_shape)
 
     def multiply_adds(self, exits: tuple[int, ...]) -> int:
-        """Of these exits, computed together, for one input."""
+        """The cost of these exits, computed together, for one input."""
         return joint_cost(self.model, exits, self.dataset.prepared_shape).multiply_adds
 
     @cached_property
     def samples(self) -> dict[str, int]:
-        """|S_i| of each node."""
+        """The number of samples that each node has, |S_i|."""
         if self.node_samples is not None:
             return {node.name: self.node_samples[node.name] for node in self.system.topology.nodes}
         topology, data = self.system.topology, self.system.data
@@ -158,7 +158,7 @@ class Assembly:
         return spec.local_steps or spec.local_epochs * passes
 
     def initial_state(self) -> ServerState:
-        """w^(1)."""
+        """The state before the first round, w^(1)."""
         params = {name: param.detach().clone() for name, param in trained_parameters(self.model).items()}
         return ServerState(0, params, {name: buffer.clone() for name, buffer in trained_buffers(self.model).items()})
 

@@ -92,7 +92,7 @@ def serving_as(system: System, setting: str) -> Topology:
 
 
 def layers(system: System) -> tuple[int, ...]:
-    """Of each exit: itself, or, where every node has a network of its own, the exit that this was cut from."""
+    """For each exit itself, or, where every node has a network of its own, the exit that this was cut from."""
     model, topology = system.model, system.topology
     if isinstance(model, SeparateNetworks) and len(topology.nodes) == topology.num_exits:
         return model.exits
@@ -130,7 +130,7 @@ def load_resolved(path: Path) -> System:
 
 
 def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, default_name: str = "system") -> System:
-    """From parsed TOML."""
+    """The system that parsed TOML describes."""
     changed = copy.deepcopy(dict(table)) if overrides else dict(table)
     for text in overrides:
         path, value = parse_assignment(str(text))

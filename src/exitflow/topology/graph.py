@@ -139,7 +139,7 @@ class Topology:
         return tuple(sorted(self.nodes, key=lambda node: node.exit))
 
     def exits_from(self, name: str) -> Mapping[str, int]:
-        """Of that node and of all above it, the exit with which each answers."""
+        """The exits with which that node and all above it answer."""
         node = self.by_name[name]
         found = {name: node.exit}
         for link in node.parents:

@@ -85,7 +85,7 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of manifest.json."""
+    """What manifest.json says of a bundle."""
 
     format: int
     name: str  # of the model, as clients ask for it
@@ -144,7 +144,7 @@ class Samples:
     outputs: ExitOutputs  # labels, and the answers of the bundle's own segments
 
     def to_bytes(self) -> bytes:
-        """An .npz file."""
+        """The samples as an .npz file."""
         file = io.BytesIO()
         np.savez_compressed(file, inputs=self.inputs, labels=self.outputs.labels, logits=self.outputs.logits)
         return file.getvalue()
@@ -220,12 +220,12 @@ def write_bundle(path: Path, manifest: Manifest, contents: Mapping[str, bytes]) 
 
 
 def segment_file(exit: int) -> str:
-    """Where its segment is."""
+    """The path of a node's segment."""
     return f"segment-{exit}.onnx"
 
 
 def sha256(data: bytes) -> str:
-    """In hexadecimal."""
+    """The SHA-256 digest of a file, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -25,7 +25,7 @@ SMOOTHING = 0.2  # of the usual seconds
 
 
 class OverloadedError(Exception):
-    """The queue is full."""
+    """The queue is full, so a request is refused."""
 
 
 J = TypeVar("J", bound=Sized)
@@ -75,7 +75,7 @@ class Batcher(Generic[J, R]):
         return not self._working and self._taken == self._delivered
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Let the thread of the engine end."""
         self._thread.shutdown(wait=False)
 
     def _start(self) -> None:

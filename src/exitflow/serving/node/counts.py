@@ -53,10 +53,10 @@ class NodeCounts:
 
     @property
     def received(self) -> int:
-        """From clients and children."""
+        """How many requests have come, from clients and children."""
         return self.arrived + self.from_children.total()
 
     @property
     def requests(self) -> int:
-        """How many were answered."""
+        """How many requests were answered."""
         return self.answered.total()

@@ -25,7 +25,7 @@ log = logging.getLogger("exitflow.serving")
 
 
 class Forwarder:
-    """Of one node. The own answer of every question is already in its job; a parent's overwrites it."""
+    """Asks parents for a node. The own answer is already in every job, and a parent's overwrites it."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class Job:
 
     @property
     def size(self) -> int:
-        """Samples."""
+        """How many samples the request has."""
         return len(self.carry)
 
     @property

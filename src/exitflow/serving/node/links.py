@@ -77,7 +77,7 @@ _ANSWERED = {"overloaded", "version", "invalid", "refused", "nonsense"}
 
 @dataclass
 class LinkCounts:
-    """Since the node started."""
+    """What a link has carried since the node started."""
 
     forwarded: int = 0  # samples
     answered: int = 0
@@ -189,7 +189,7 @@ class ParentLink:
                     log.warning("link to %s at %s works again", self.name, self.address)
 
     async def _ask_whether_ready(self) -> None:
-        """Or a LinkError."""
+        """Ask the parent whether it is ready; a LinkError where it does not say."""
         turn = self.state.in_air.next_turn()
         model, version = self._expects
         question = MESSAGES["ModelReadyRequest"](name=model, version=version)

@@ -113,7 +113,7 @@ class Node:
 
     @property
     def now(self) -> float:
-        """Of the clock that deadlines are in."""
+        """The time by the clock that deadlines are in."""
         return self.clock.now()
 
     @property

@@ -26,7 +26,7 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class ServingSpec:
-    """Of one node; the defaults hold for all."""
+    """The settings of one node; the defaults hold for all."""
 
     control: Literal["rate", "threshold"] = "rate"  # threshold: the calibrated cut alone, no limit is kept
     forward: ForwardWhat = "auto"  # what goes to the parent

@@ -19,7 +19,7 @@ BUNCHED = 1.0  # seconds by which forwards may bunch on their way, and still loo
 
 
 class Callers:
-    """Of one port. `certified`: all of them have shown a certificate of the tree's CA."""
+    """Who may ask what at one port. `certified`: all have shown a certificate of the tree's CA."""
 
     def __init__(self, node: Node, *, for_nodes: bool, certified: bool) -> None:
         self._node, self.for_nodes, self._certified = node, for_nodes, certified

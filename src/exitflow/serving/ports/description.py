@@ -24,12 +24,12 @@ _DATA_TYPES = {
 
 
 def server_metadata() -> dict[str, Any]:
-    """Of the server."""
+    """What the server says of itself."""
     return {"name": "exitflow", "version": __version__, "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(node: Node) -> dict[str, Any]:
-    """Inputs and outputs."""
+    """The inputs and outputs of the model."""
     manifest = node.current.bundle.manifest
     shapes: dict[str, list[int]] = {"scores": [-1, manifest.num_classes]}
     versions = [loaded.bundle.version for loaded in (node.current, node.previous) if loaded]
@@ -65,7 +65,7 @@ def model_config(node: Node, *, named: bool = False) -> dict[str, Any]:
 
 
 def statistics(node: Node) -> dict[str, Any]:
-    """Triton's, from our counts."""
+    """Triton's statistics of a model, from our counts."""
     counts = node.counts
     samples = sum(size * times for size, times in counts.batches.items())
     runs = counts.batches.total()

@@ -31,7 +31,7 @@ Context = Any  # grpc.aio.ServicerContext, which is generic without need
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Of one port; `token` is what its callers must show, None where they have shown a certificate or need nothing."""
+    """Lets calls into one port; `token` is what callers must show, None where they need none or have a certificate."""
 
     def __init__(self, node: Node, token: str | None) -> None:
         self._node, self._token = node, token

@@ -57,7 +57,7 @@ class InferenceService:
         self._node, self._callers = node, callers
 
     async def infer(self, data: bytes, context: Context) -> Any:
-        """ModelInfer."""
+        """Answer a call of ModelInfer with what the node says."""
         node = self._node
         request = ModelInferRequest()
         try:
@@ -187,7 +187,7 @@ def max_calls(spec: ServingSpec) -> int:
 
 
 async def start_grpc(node: Node, port: Port) -> tuple[grpc.aio.Server, int]:
-    """(server, port number), listening."""
+    """The server, which listens already, and the number of its port."""
     address, key = port.address, port.key
     most = max_calls(node.spec)
     bound_socket(address, key).close()  # gRPC would say why not in lines of its own

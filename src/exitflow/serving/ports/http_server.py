@@ -97,7 +97,7 @@ class RestServer:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """How many connections are open."""
         return len(self._server.server_state.connections)
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ class Patience:
         self._waits: dict[object, Callable[[], object]] = {}  # how each is given up, the oldest first
 
     def begin(self, wait: object, give_up: Callable[[], object]) -> None:
-        """One more."""
+        """Count one more that has begun."""
         if len(self._waits) >= self._most:
             self._waits.pop(next(iter(self._waits)))()
         self._waits[wait] = give_up

@@ -31,7 +31,7 @@ class _Labelled(Collector):
         self._node, self._collectors = node, collectors
 
     def collect(self) -> Iterator[Metric]:
-        """What the collectors say."""
+        """Everything that the collectors say at this moment."""
         for collector in self._collectors:
             for metric in collector.collect():
                 labels = {"node": self._node}

@@ -38,7 +38,7 @@ def _object(**properties: Any) -> dict[str, Any]:
 
 
 def description(node: Node) -> dict[str, Any]:
-    """Of this node, with its model's name and shapes."""
+    """The OpenAPI description of this node, with its model's name and shapes."""
     manifest = node.current.bundle.manifest
     text, flag, things = {"type": "string"}, {"type": "boolean"}, {"type": "array"}
     model = f"/v2/models/{manifest.name}"

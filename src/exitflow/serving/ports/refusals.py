@@ -36,12 +36,12 @@ class Reason(Enum):
 
     @property
     def code(self) -> grpc.StatusCode:
-        """The status in gRPC."""
+        """The status of this refusal in gRPC."""
         return _STATUSES[self][0]
 
     @property
     def http(self) -> int:
-        """The status in HTTP."""
+        """The status of this refusal in HTTP."""
         return _STATUSES[self][1]
 
 

@@ -59,7 +59,7 @@ def check_model(node: Node, name: str, version: str) -> Loaded:
 
 
 def understand_message(node: Node, request: Any, *, may_forward: bool) -> Wanted:
-    """From a ModelInferRequest."""
+    """The request that a ModelInferRequest holds."""
     parameters = {name: _parameter(value) for name, value in request.parameters.items()} if request.parameters else {}
     count = 1 + (FROM in parameters and len(request.inputs) == 2)  # a node may send logits with its features
     if len(request.inputs) != count:
@@ -128,7 +128,7 @@ def understand(
 
 
 def _timeout(parameters: Mapping[str, Any]) -> float:
-    """Triton's parameter, in microseconds."""
+    """The seconds that Triton's parameter gives in microseconds."""
     value = parameters.get("timeout")
     if value is None:
         return math.inf

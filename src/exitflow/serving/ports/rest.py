@@ -66,7 +66,7 @@ class _Rest:
         self._held = 0  # bytes of bodies that are still coming in
 
     def routes(self) -> list[Route]:
-        """Path by path."""
+        """The function that answers each path."""
         node, route = self._node, self._route
         live = {"live": True}
         of_model = [

@@ -56,7 +56,7 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT comes."""
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_file_limit()
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:

@@ -23,7 +23,7 @@ TIMEOUT = 10.0  # seconds; of questions about a node, not of requests
 
 
 class NodeClient:
-    """Of one node."""
+    """Calls one node over gRPC."""
 
     def __init__(self, address: str, security: Security) -> None:
         parse_address(address, "ADDRESS")
@@ -39,7 +39,7 @@ class NodeClient:
         await self.channel.close()
 
     async def status(self) -> dict[str, Any]:
-        """What `exitflow.serving.ports.description.status` says."""
+        """What the node tells of itself, as `exitflow.serving.ports.description.status` makes it."""
         found: dict[str, Any] = json.loads(await self._ask(f"/{OWN_SERVICE}/Status", b""))
         return found
 
@@ -48,7 +48,7 @@ class NodeClient:
         return await self._ask(f"/{OWN_SERVICE}/Samples", b"")
 
     async def system(self) -> bytes:
-        """The bundle's system.toml."""
+        """The system.toml of the node's bundle."""
         return await self._ask(f"/{OWN_SERVICE}/System", b"")
 
     async def reload(self) -> dict[str, Any]:

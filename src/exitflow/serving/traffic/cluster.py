@@ -29,7 +29,7 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node listens."""
+    """Where a node of the tree listens."""
 
     grpc: str
     http: str

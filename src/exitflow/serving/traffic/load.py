@@ -51,7 +51,7 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class Outcomes:
-    """Of all requests, in the order in which they ended."""
+    """What came of all requests, in the order in which they ended."""
 
     sent: int = 0
     latencies: list[float] = field(default_factory=list)  # seconds
@@ -63,7 +63,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished load."""
+    """What a finished load has measured."""
 
     plan: LoadPlan
     seconds: float
@@ -98,13 +98,13 @@ class _Schedule:
         self._devices = [node.name for node in plan.topology.nodes if node.arrival_rate > 0]
 
     def row(self, elapsed: float) -> int:
-        """A sample."""
+        """The sample that a request takes."""
         if self._plan.drift == "difficulty" and elapsed > self._plan.duration / 2:
             return int(self.rng.choice(self._hard))
         return int(self.rng.integers(self._count))
 
     def factor(self, device: str, elapsed: float) -> float:
-        """Of the device's planned rate."""
+        """By how much the rate of a device differs from the planned one."""
         if self._plan.drift is None or elapsed <= self._plan.duration / 2:
             return 1.0
         if self._plan.drift == "traffic":
@@ -127,7 +127,7 @@ def _messages(plan: LoadPlan) -> list[bytes]:
 
 
 class LoadGenerator:
-    """Runs once."""
+    """Sends the requests of one load, and measures what comes back."""
 
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
@@ -166,7 +166,7 @@ class LoadGenerator:
         return Measured(plan, seconds, self.outcomes, before, await self._statuses())
 
     async def _statuses(self) -> dict[str, dict[str, Any]]:
-        """Of the nodes that answer."""
+        """The statuses of the nodes that answer."""
 
         async def status(name: str, address: str) -> tuple[str, dict[str, Any]] | None:
             with contextlib.suppress(ServingError):

@@ -20,7 +20,7 @@ SLACK = 0.02  # ... and this much of everything on top, for buckets that fill at
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """Requests/s, measured and planned."""
+    """The requests/s of a node, measured and planned."""
 
     exit: int
     received: float
@@ -36,7 +36,7 @@ class NodeFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Of one link."""
+    """What one link has carried, and how much it may."""
 
     forwarded: float  # requests/s, audits too
     limit: float | None  # requests/s
@@ -68,18 +68,18 @@ class LoadReport:
 
     @property
     def as_planned(self) -> bool:
-        """Whether all is."""
+        """Whether everything is as planned."""
         return all(good for _, good in self.verdicts)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The report as values that JSON can hold."""
         found = asdict(self)
         found["verdicts"] = [{"text": text, "as_planned": good} for text, good in self.verdicts]
         return found | {"as_planned": self.as_planned}
 
 
 def report(measured: Measured) -> LoadReport:
-    """From a finished load."""
+    """What a finished load comes to, beside the plan."""
     plan, outcomes = measured.plan, measured.outcomes
     rates = serving_plan(plan.topology)
     evaluation = evaluate_plan(plan.samples.outputs, plan.topology, rates, confidence_kind=plan.confidence)

@@ -26,7 +26,7 @@ class Observed:
     unseen: tuple[str, ...]  # nodes that were not asked: their arrival rates are as planned
 
     def to_toml(self) -> str:
-        """A system file."""
+        """What was observed as a system file."""
         return tomli_w.dumps(self.system)
 
 

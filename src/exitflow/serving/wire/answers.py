@@ -25,7 +25,7 @@ class BadRequestError(Exception):
 
 
 class BadAnswerError(Exception):
-    """A parent answered nonsense."""
+    """A parent has answered what makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Answers:
 
 
 def output_shape(name: str, count: int, num_classes: int) -> list[int]:
-    """Of an output, for `count` samples."""
+    """The shape of an output for `count` samples."""
     return [count, num_classes] if name == "scores" else [count]
 
 

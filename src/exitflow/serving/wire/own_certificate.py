@@ -19,7 +19,7 @@ log = logging.getLogger("exitflow.serving")
 
 
 class OwnCertificate:
-    """Of one node."""
+    """The certificate of one node, read anew when its files change."""
 
     def __init__(self, security: Security, node: str) -> None:
         self._security, self._node = security, node
@@ -44,7 +44,7 @@ class OwnCertificate:
         return True
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
-        """Of a gRPC port; `mutual`: whoever calls must have a certificate of our CA."""
+        """The credentials of a gRPC port; `mutual`: whoever calls must have a certificate of our CA."""
         given = self._files
 
         def renew() -> grpc.ServerCertificateConfiguration | None:

@@ -47,7 +47,7 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> Any:
 
 @dataclass(frozen=True)
 class Security:
-    """Of one node. `certs` is a directory of `exitflow certs`, with the CA and this node's own certificate."""
+    """What protects one node. `certs` is a directory of `exitflow certs`, with the CA and the node's certificate."""
 
     certs: str | None = None
     token: str | None = None
@@ -82,7 +82,7 @@ class Security:
             )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """To call a node."""
+        """The credentials to call a node with."""
         if not self.certs:
             return None
         import grpc
@@ -92,7 +92,7 @@ class Security:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Of every call to a node: the token, where there is one."""
+        """What every call to a node carries: the token, where there is one."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     def files(self) -> dict[str, bytes]:
