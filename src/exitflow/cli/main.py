@@ -9,6 +9,9 @@ from exitflow.cli.program import Program
 
 COMMANDS = {  # name -> the module of exitflow.cli, which is loaded when it is needed
     "init": "init",
+    "models": "networks",
+    "weights": "networks",
+    "inspect": "networks",
     "plan": "planning",
     "whatif": "planning",
     "simulate": "simulate",

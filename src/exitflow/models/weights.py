@@ -6,14 +6,15 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor
 
 from exitflow.errors import ConfigError
-from exitflow.files import LARGE_FILE, read_file
+from exitflow.files import LARGE_FILE, read_file, write_atomically
 
 ORDER = "exitflow.order"  # metadata: the names in the order of the network, which safetensors itself does not keep
 _ADVICE = "weights come as files in packages or from the pages of those who trained them; nothing is fetched here"
@@ -88,3 +89,30 @@ def check_names(own: Mapping[str, Tensor], given: Mapping[str, Tensor], *, sourc
     found = [f"{what}: {', '.join(names[:8])}{', …' * (len(names) > 8)}" for what, names in problems.items() if names]
     if found:
         raise ConfigError(f"{source}: does not fit the network; {'; '.join(found)}", key="model.weights")
+
+
+def find_weights(source: str) -> Path:
+    """The file of that name, or the one that an installed package brings."""
+    if Path(source).is_file():
+        return Path(source)
+    try:
+        listed = metadata.files(source) or []
+    except (metadata.PackageNotFoundError, ValueError):
+        problem = f"{source!r} is neither a file nor an installed package; {_ADVICE}"
+        raise ConfigError(problem, key="PACKAGE_OR_FILE") from None
+    found = [Path(str(file.locate())) for file in listed if file.suffix in (".pth", ".pt", ".safetensors")]
+    if len(found) != 1:
+        problem = f"the package {source!r} has {len(found)} files of weights, name one of them as a file"
+        raise ConfigError(problem, key="PACKAGE_OR_FILE")
+    return found[0]
+
+
+def convert(source: Path, out: Path) -> tuple[int, str]:
+    """Write the tensors of a file as safetensors, with their order; gives their number and the new file's sha256."""
+    tensors = read_weights(source)
+    data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {ORDER: json.dumps(list(tensors))})
+    try:
+        write_atomically(out, data)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror}", key="--out") from None
+    return len(tensors), hashlib.sha256(data).hexdigest()
