@@ -56,7 +56,7 @@ def _bare_rounds(assembly: Assembly) -> Iterator[None]:
     for exit in range(1, assembly.model.num_exits + 1):
         network = assembly.model.submodel(exit).train()
         networks[exit] = network.to(memory_format=best_layout(network))  # type: ignore[call-overload]
-    inputs = assembly.dataset.preparation(assembly.dataset.train.inputs).contiguous(memory_format=torch.channels_last)
+    inputs = assembly.dataset.preparation(assembly.dataset.train.tensor).contiguous(memory_format=torch.channels_last)
     labels = assembly.dataset.train.labels
     while True:
         for node in assembly.system.topology.nodes:

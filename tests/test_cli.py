@@ -187,7 +187,7 @@ def test_train_says_where_the_run_is_and_what_came_out(run, tmp_path):
     assert f"exitflow evaluate {tmp_path / 'new'}" in result.stdout
 
 
-@pytest.mark.parametrize("key", ["learning_rate", "weight_decay"])
+@pytest.mark.parametrize("key", ["learning_rate", "optimiser.weight_decay"])
 def test_a_training_whose_updates_are_all_dropped_fails(tmp_path, key):
     options = ["--out", tmp_path / "new", "--backend", "serial", "--set", f"training.{key}=1e30"]
     result = call("train", "paper-7", *TINY_OPTIONS, *options, code=1)
@@ -340,12 +340,12 @@ def test_explain_sets_the_weightings_side_by_side():
         (["evalute", "x"], "exitflow: there is no command 'evalute'; did you mean 'evaluate'?\n"),
         (["federation", "nod"], "exitflow: there is no command 'nod'; did you mean 'node'?\n"),
         (["evaluate", "x", "--confience", "y"], "there is no option '--confience'; did you mean '--confidence'?"),
-        (["evaluate", "x", "--confidence", "y"], "exitflow: --confidence: 'y' is not one of 'entropy', "),
+        (["evaluate", "x", "--confidence", "y"], "exitflow: --confidence: there is no confidence 'y'; "),
         (["evaluate"], "exitflow: RUN: is missing; see "),
         (["plan", "paper-7", "--set", "training.lr=1"], "training.lr: unknown key; did you mean 'learning_rate'?"),
         (
-            ["plan", "paper-7", "--set", "training.epochs=1"],
-            "training.epochs: unknown key; did you mean 'local_epochs'?",
+            ["plan", "paper-7", "--set", "training.steps=1"],
+            "training.steps: unknown key; did you mean 'local_steps'?",
         ),
         (
             ["plan", "paper-7", "--set", "learning_rate=1"],

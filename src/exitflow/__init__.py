@@ -17,10 +17,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from exitflow.data.data_spec import DataSpec
     from exitflow.data.dataset import Dataset, Preparation, Split
+    from exitflow.data.lazy import from_torch
     from exitflow.errors import ConfigError, DataError, ExitflowError, MissingExtraError, RunError, TrainingError
     from exitflow.evaluation.accuracy import Evaluation
+    from exitflow.evaluation.outputs import ExitOutputs
+    from exitflow.federated.aggregation import Aggregation, aggregate
     from exitflow.federated.options.federation_spec import FederationSpec
-    from exitflow.federated.training_spec import TrainingSpec
+    from exitflow.federated.training_spec import (
+        DistillationSpec,
+        ObjectiveSpec,
+        OptimiserSpec,
+        ScheduleSpec,
+        TrainingSpec,
+    )
+    from exitflow.federated.types import ServerState, Update
+    from exitflow.federated.weighting import ExitProfile
     from exitflow.models.backbones import TimmNetwork
     from exitflow.models.nested import EarlyExitNetwork, NestedModel
     from exitflow.models.specs import (
@@ -31,6 +42,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
         SeparateNetworks,
         SlimResNet,
     )
+    from exitflow.runs.callbacks import RoundDone
     from exitflow.runs.comparison import Comparison, compare
     from exitflow.runs.explanation import Explanation, explain
     from exitflow.runs.methods import apply_method
@@ -64,7 +76,19 @@ _HOMES = {
     "exitflow.system.system": ("System", "load_system"),
     "exitflow.runs.training": ("resume", "train"),
     "exitflow.federated.options.federation_spec": ("FederationSpec",),
-    "exitflow.federated.training_spec": ("TrainingSpec",),
+    "exitflow.federated.aggregation": ("Aggregation", "aggregate"),
+    "exitflow.federated.training_spec": (
+        "DistillationSpec",
+        "ObjectiveSpec",
+        "OptimiserSpec",
+        "ScheduleSpec",
+        "TrainingSpec",
+    ),
+    "exitflow.federated.types": ("ServerState", "Update"),
+    "exitflow.federated.weighting": ("ExitProfile",),
+    "exitflow.data.lazy": ("from_torch",),
+    "exitflow.evaluation.outputs": ("ExitOutputs",),
+    "exitflow.runs.callbacks": ("RoundDone",),
     "exitflow.models.nested": ("EarlyExitNetwork", "NestedModel"),
     "exitflow.models.specs": (
         "CommonNetwork",
@@ -83,6 +107,7 @@ _EXTRA_OF = {"torch": "train", "safetensors": "train", "onnxruntime": "serve", "
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Aggregation",
     "Answer",
     "CommonNetwork",
     "Comparison",
@@ -93,9 +118,12 @@ __all__ = [
     "Dataset",
     "DepthWidthResNet",
     "Device",
+    "DistillationSpec",
     "EarlyExitNetwork",
     "EarlyExitResNet",
     "Evaluation",
+    "ExitOutputs",
+    "ExitProfile",
     "ExitflowError",
     "Explanation",
     "FederationSpec",
@@ -104,10 +132,15 @@ __all__ = [
     "NestedModel",
     "Node",
     "NodeRates",
+    "ObjectiveSpec",
+    "OptimiserSpec",
     "Preparation",
+    "RoundDone",
     "Run",
     "RunError",
+    "ScheduleSpec",
     "SeparateNetworks",
+    "ServerState",
     "ServingPlan",
     "SlimResNet",
     "Split",
@@ -116,11 +149,14 @@ __all__ = [
     "Topology",
     "TrainingError",
     "TrainingSpec",
+    "Update",
     "__version__",
+    "aggregate",
     "apply_method",
     "compare",
     "evaluate",
     "explain",
+    "from_torch",
     "load_system",
     "resume",
     "serving_plan",

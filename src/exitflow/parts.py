@@ -31,8 +31,16 @@ def is_own(name: str) -> bool:
 def check_part(key: str, name: str, known: Iterable[str], what: str) -> None:
     """Refuse a name that is neither one of `known` nor of the form `module:function`."""
     known = list(known)
-    problem = f"there is no {what} {name!r}{suggestion(name, known)}; one of your own is 'package.module:function'"
+    hint = suggestion(name, known)
+    own = f"{' One' if hint.endswith('?') else '; one'} of your own is 'package.module:function'"
+    problem = f"there is no {what} {name!r}{hint}{own}"
     require(name in known or is_own(name), key, problem)
+
+
+def take_part(spec: Any, key: str, known: Iterable[str], what: str) -> None:
+    """Check the part at `key` of a frozen specification, and replace a function by its name."""
+    object.__setattr__(spec, key, part_name(key, getattr(spec, key)))
+    check_part(key, getattr(spec, key), known, what)
 
 
 def load_part(name: str, *, key: str) -> Callable[..., Any]:
@@ -46,6 +54,8 @@ def load_part(name: str, *, key: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         problem = f"cannot import {name!r} ({error}); is its folder on PYTHONPATH?"
         raise ConfigError(problem, key=key) from None
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ConfigError(f"importing {name!r} failed: {type(error).__name__}: {error}", key=key) from None
     require(callable(found), key, f"{name!r} must be a function, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 
@@ -54,6 +64,7 @@ def part_name(key: str, part: str | Callable[..., Any]) -> str:
     """The name of a part that may be given as a function; a name stays as it is."""
     if isinstance(part, str):
         return part
+    require(callable(part), key, f"expected a name or a function, got {part!r}")
     module, function = getattr(part, "__module__", ""), getattr(part, "__qualname__", "")
     found = getattr(sys.modules.get(module), function, None) is part
     problem = f"{part!r} is not found under a name of its module, by which a run remembers it"

@@ -89,14 +89,14 @@ def test_the_seed_decides_everything(tmp_path):
     assert not same_weights(one, other)
 
 
-def test_local_epochs_are_scaled_so_that_every_node_makes_the_same_steps(tmp_path):
-    """The cloud has 32 of 96 samples: two epochs in batches of 8 are 8 steps, and the devices make 8 as well."""
-    system = tiny_system("training.local_epochs=2")
+def test_every_node_makes_the_steps_that_one_pass_of_the_largest_takes(tmp_path):
+    """The cloud has 32 of 96 samples: a pass in batches of 8 is 4 steps, and the devices make 4 as well."""
+    system = tiny_system()
     from dataclasses import replace
 
     system = replace(system, training=replace(system.training, local_steps=None))
     run = train(system, tmp_path / "run", dataset=DATA)
-    assert json.loads((run.path / "profile.json").read_text())["num_steps"] == 8
+    assert json.loads((run.path / "profile.json").read_text())["num_steps"] == 4
 
 
 @pytest.mark.heavy

@@ -166,7 +166,7 @@ TIERS_END = CAMPUS.index('[[tiers]]\nname = "cloud"')
         (CAMPUS + "[data]\nname = 'cifar'\n", "data.name: there is no data set 'cifar'; did you mean 'cifar10'?"),
         (
             CAMPUS + "[data]\npartition = 'even'\n",
-            "data.partition: must be one of 'equal', 'biased', 'highly-biased', got 'even'",
+            "data.partition: there is no partition 'even'; known are: biased, equal, highly-biased; one of your own is",
         ),
         (CAMPUS + "[data]\nlayer_shares = [1, 2]\n", "data.layer_shares: one for each of the 3 exits, got 2"),
         (CAMPUS + "[data]\nlayer_shares = [1, 2, 0]\n", "exit 3 has no data to train on"),
@@ -262,8 +262,11 @@ def test_separate_networks_that_nodes_share_are_served_by_the_exits_of_the_tree(
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: DataSpec(partition="bised"), "partition: must be one of 'equal', 'biased', 'highly-biased', got"),
-        (lambda: TrainingSpec(server_step="papr"), "server_step: must be one of 'coverage', 'paper'"),
+        (lambda: DataSpec(partition="bised"), "partition: there is no partition 'bised'; did you mean 'biased'?"),
+        (
+            lambda: TrainingSpec(server_step="papr"),
+            "server_step: there is no server step 'papr'; did you mean 'paper'?",
+        ),
         (lambda: TrainingSpec(local_exits="al"), "local_exits: must be one of 'all', 'one', 'each-step', got 'al'"),
         (lambda: EarlyExitResNet(heads="grd"), "heads: must be one of 'gap', 'grid', got 'grd'"),
         (lambda: EarlyExitResNet(heads=("gap", "grd", "gap")), "heads: must be one of 'gap', 'grid', got 'grd'"),

@@ -26,6 +26,7 @@ from exitflow.cli.program import Command
 from exitflow.errors import ConfigError, suggestion
 from exitflow.federated.training_spec import GIVEN
 from exitflow.federated.weighting import WEIGHTINGS
+from exitflow.parts import check_part, is_own
 from exitflow.report.terminal import amount, percent, print_table, progress_bar, rate, spread
 from exitflow.routing import CONFIDENCES
 from exitflow.runs.methods import METHODS
@@ -63,6 +64,14 @@ _relay = click.option("--relay", type=FILE, hidden=True)  # where a ServerApp th
 @click.option("--weighting", type=one_of(WEIGHTINGS), metavar="NAME", help=f"One of {', '.join(WEIGHTINGS)}.")
 @click.option("--seed", type=int, metavar="N", help="Of all that is random.")
 @click.option("--rounds", type=int, metavar="N", help="How many rounds to train.")
+@click.option("--start", metavar="RUN", help="Begin with the weights of another run, or of a .safetensors file.")
+@click.option(
+    "--callback",
+    "callbacks",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Sees every round, and may end the training; tensorboard and mlflow are ours.",
+)
 @backend_option
 @workers_option
 @_address
@@ -77,6 +86,8 @@ def train(
     out: str | None,
     resumed: str | None,
     accept: tuple[str, ...],
+    start: str | None,
+    callbacks: tuple[str, ...],
     as_json: bool,
     backend: str,
     workers: int | None,
@@ -99,10 +110,16 @@ def train(
     from exitflow.system.system import load_system
 
     where = _where(backend, workers, address, superlink=superlink, federation=federation, relay=relay)
+    where["callbacks"] = callbacks
     if accept and not resumed:
         raise ConfigError("is for --resume", key="--accept")
     if resumed:
-        if system or out or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir"):
+        if (
+            system
+            or out
+            or start
+            or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir")
+        ):
             raise ConfigError(
                 "goes on with a run as it was begun: only options that say where to train, and --data-dir, fit",
                 key="--resume",
@@ -118,7 +135,7 @@ def train(
         loaded = load_system(system, as_overrides(**changes))
         with progress_bar(loaded.training.rounds) as show:
             label = loaded.training.weighting_name
-            run = training.train(loaded, out, **where, **_watching(show, label))
+            run = training.train(loaded, out, start=start, **where, **_watching(show, label))
     print_training(run, as_json)
 
 
@@ -169,6 +186,11 @@ def print_training(run: Run, as_json: bool) -> None:
         print_json(found | losses.to_json())
         return
     click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting_name}.")
+    if not run.finished:
+        total = run.system.training.rounds
+        click.echo(f"A callback has ended it before round {total:,}; exitflow train --resume {run.path} goes on.")
+    if validation is None:
+        return
     exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
     click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits on all samples {exits} %.")
     for sentence in losses.sentences():
@@ -180,7 +202,11 @@ def print_training(run: Run, as_json: bool) -> None:
 @click.argument("run", type=FOLDER)
 @click.option("--serving", multiple=True, metavar="X-Y-Z", help="Another serving setting; may be given more than once.")
 @click.option(
-    "--confidence", type=click.Choice(list(CONFIDENCES)), default="entropy", show_default=True, help="How nodes rank."
+    "--confidence",
+    metavar="NAME",
+    default="entropy",
+    show_default=True,
+    help=f"How nodes rank: {', '.join(CONFIDENCES)}, or your own module:function.",
 )
 @data_dir_option
 @json_option
@@ -194,6 +220,7 @@ def evaluate(run: str, serving: tuple[str, ...], confidence: str, data_dir: str 
     """
     from exitflow.runs import runs
 
+    check_part("--confidence", confidence, CONFIDENCES, "confidence")
     loaded = runs.Run(run)
     outputs = loaded.outputs(dataset_for(loaded, data_dir))
     results = [
@@ -270,7 +297,7 @@ def compare(
     chosen_methods = split_names(methods) if methods else []
     chosen_weightings = split_names(weightings or COMPARED) if weightings or not chosen_methods else []
     for name in chosen_weightings:
-        if name not in (GIVEN, *WEIGHTINGS):
+        if name not in (GIVEN, *WEIGHTINGS) and not is_own(name):
             raise ConfigError(f"there is no weighting {name!r}{suggestion(name, WEIGHTINGS)}", key="--weightings")
     loaded = load_system(system, as_overrides(data_dir=data_dir, overrides=overrides))
     numbers = split_seeds(seeds) if seeds else [loaded.training.seed]

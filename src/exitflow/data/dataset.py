@@ -7,7 +7,7 @@ moment it is used, in a few vectorised steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,18 +17,51 @@ from exitflow.config import require
 from exitflow.errors import DataError
 
 LARGEST_FLOAT = torch.finfo(torch.float32).max  # networks compute with 32-bit floats
+EXAMPLES = 16  # inputs that are looked at, where it would take time to look at all
 SMALLEST_FLOAT = torch.finfo(torch.float32).tiny  # above 0, with all its digits
+
+
+class MapStyle(Protocol):
+    """A `torch.utils.data.Dataset` whose samples have numbers: (input, label)."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """(input, label)."""
+
+
+class LazyInputs:
+    """Stands where a tensor of all inputs stands: indexed by rows, it reads these rows and gives a tensor of them."""
+
+    def __init__(self, samples: MapStyle) -> None:
+        self._samples = samples
+        first = torch.as_tensor(samples[0][0])
+        self.shape = torch.Size((len(samples), *first.shape))
+        self.dtype, self.ndim = first.dtype, first.ndim + 1
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        wanted = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        return torch.stack([torch.as_tensor(self._samples[row][0]) for row in wanted])
 
 
 @dataclass(frozen=True)
 class Split:
     """Inputs with their labels: one of training, validation and test data."""
 
-    inputs: Tensor  # (N, C, H, W) uint8, or any (N, ...) of numbers
+    inputs: Tensor | LazyInputs  # (N, C, H, W) uint8, or any (N, ...) of numbers
     labels: Tensor  # (N,) int64
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def tensor(self) -> Tensor:
+        """All inputs, which are read now where that was left for later."""
+        return self.inputs if isinstance(self.inputs, Tensor) else self.inputs[:]
 
     def __getitem__(self, index: Tensor | slice) -> Split:
         return Split(self.inputs[index], self.labels[index])
@@ -129,8 +162,13 @@ class Dataset:
         return split
 
 
-def _check_inputs(where: str, inputs: Tensor, preparation: Preparation) -> None:
-    """Refuse inputs that are no numbers, or none any more once they are prepared; the extremes tell."""
+def _check_inputs(where: str, inputs: Tensor | LazyInputs, preparation: Preparation) -> None:
+    """Refuse inputs that are no numbers, or none any more once they are prepared; the extremes tell.
+
+    Of inputs that are read when they are asked for, a few speak for all.
+    """
+    if not isinstance(inputs, Tensor):
+        inputs = inputs[:EXAMPLES]
     channels, means = inputs.shape[1] if inputs.ndim > 1 else 0, len(preparation.mean)
     if means not in (1, channels):
         raise DataError(f"{where}: inputs have {channels} channels, and their preparation has {means} means")

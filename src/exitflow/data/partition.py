@@ -13,6 +13,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.config import require
 from exitflow.errors import ConfigError
 from exitflow.topology.graph import Topology
 
@@ -56,6 +57,22 @@ def node_samples(topology: Topology, shares: Sequence[float], total: int) -> dic
         each, rest = divmod(sizes[exit], len(nodes))
         counts |= {node.name: each + (index < rest) for index, node in enumerate(nodes)}
     return {node.name: counts[node.name] for node in topology.nodes}
+
+
+def own_partition(given: Mapping[str, npt.ArrayLike], topology: Topology, total: int) -> Partition:
+    """What a partition of the user's own gives, as indices of each node's samples; refused where they are none."""
+    strangers = sorted(given.keys() ^ topology.by_name.keys())
+    problem = f"must name every node of the system, and no other; see {strangers[:1]}"
+    require(not strangers, "data.partition", problem)
+    held = {}
+    for node in topology.by_name:
+        rows = np.asarray(given[node])
+        valid = rows.ndim == 1 and (rows.size == 0 or np.issubdtype(rows.dtype, np.integer))
+        valid = valid and bool(((rows >= 0) & (rows < total)).all()) and len(np.unique(rows)) == len(rows)
+        problem = f"node {node!r}: expected different whole numbers from 0 to {total - 1}"
+        require(valid, "data.partition", problem)
+        held[node] = rows.astype(np.int64)
+    return held
 
 
 def partition(

@@ -16,10 +16,12 @@ from typing import BinaryIO, cast
 import numpy as np
 import torch
 
+from exitflow.config import require
 from exitflow.data.dataset import Dataset, Preparation, Split, split_off_validation
 from exitflow.data.own_files import DESCRIPTION, load_own
 from exitflow.errors import DataError
 from exitflow.files import read_file
+from exitflow.parts import is_own, load_part
 
 DATA_DIR_VARIABLE = "EXITFLOW_DATA_DIR"
 MAX_FILE = 256 * 2**20  # bytes: the largest of these data sets' files has 154 million
@@ -50,7 +52,17 @@ def load_dataset(name: str, *, data_dir: str | None = None, verify: bool = True)
     """The data set of that name; `data_dir` or $EXITFLOW_DATA_DIR says where the files lie."""
     if name == "digits":
         return _digits()
+    if is_own(name):
+        return _own_function(name, data_dir)
     return _SOURCES[name].load(DataFiles(find_dataset(name, data_dir=data_dir), verify))
+
+
+def _own_function(name: str, data_dir: str | None) -> Dataset:
+    """What the user's own function gives, which is told where the files lie."""
+    dataset = load_part(name, key="data.name")(data_dir or os.environ.get(DATA_DIR_VARIABLE))
+    problem = f"{name!r} must give a Dataset, got {type(dataset).__name__}"
+    require(isinstance(dataset, Dataset), "data.name", problem)
+    return dataset  # type: ignore[no-any-return]
 
 
 def find_dataset(name: str, *, data_dir: str | None = None) -> Path:
@@ -98,7 +110,7 @@ def _bytes_preparation(mean: Iterable[float], std: Iterable[float], *, augment: 
 
 def _cifar10(files: DataFiles) -> Dataset:
     batches = [_cifar_split(files, f"data_batch_{i}.bin", _CIFAR10_MD5[i - 1], label_bytes=1) for i in range(1, 6)]
-    inputs = torch.cat([batch.inputs for batch in batches])
+    inputs = torch.cat([batch.tensor for batch in batches])
     train = Split(inputs, torch.cat([batch.labels for batch in batches]))
     test = _cifar_split(files, "test_batch.bin", _CIFAR10_MD5[5], label_bytes=1)
     preparation = _bytes_preparation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), augment=True)

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from exitflow.config import require
 from exitflow.federated.types import ServerState, Update
 from exitflow.models.nested import Coverage
 from exitflow.tensors import Slices, Tensors, take
@@ -37,7 +37,7 @@ class Aggregation:
     exit_weights: npt.NDArray[np.float64]  # (E,) Lambda-tilde
     exit_samples: npt.NDArray[np.float64]  # (E,) |S_{e,p}|
     coverage: Callable[..., Coverage]  # of any exits
-    step: Literal["paper", "coverage", "sample-mean", "node-mean"] = "paper"
+    step: str = "paper"
     server_learning_rate: float = 1.0  # eta_s
     projection_radius: float | None = None
     noise: Callable[[Tensors], None] | None = None  # added to sums, for privacy; then an update's buffers are changes
@@ -87,6 +87,24 @@ def aggregate(state: ServerState, updates: Iterable[Update], rule: Aggregation) 
             for name, value in state.buffers.items()
         }
     return ServerState(state.round + 1, _project(params, rule.projection_radius), buffers)
+
+
+ServerStep = Callable[[ServerState, Iterable[Update], Aggregation], ServerState]
+
+
+def own_step(step: ServerStep, name: str) -> ServerStep:
+    """A server step of the user's own, refused where what it gives is no state of this model after one more round."""
+
+    def checked(state: ServerState, updates: Iterable[Update], rule: Aggregation) -> ServerState:
+        after = step(state, updates, rule)
+        shapes = {tensor_name: tensor.shape for tensor_name, tensor in state.tensors.items()}
+        valid = isinstance(after, ServerState) and after.round == state.round + 1
+        valid = valid and {tensor_name: tensor.shape for tensor_name, tensor in after.tensors.items()} == shapes
+        problem = f"{name!r} must give the ServerState of round {state.round + 1}, with the tensors of the one before"
+        require(valid, "training.server_step", problem)
+        return after
+
+    return checked
 
 
 def _moved(value: Tensor, change: Tensor) -> Tensor:

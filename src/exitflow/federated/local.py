@@ -25,11 +25,12 @@ from exitflow.federated.objectives import Objective, from_labels, make_objective
 from exitflow.federated.options.compression import Compression
 from exitflow.federated.sampling import step_exits
 from exitflow.federated.schedules import Schedule
-from exitflow.federated.training_spec import OptimiserSpec, TrainingSpec
+from exitflow.federated.training_spec import OPTIMISERS, OptimiserSpec, TrainingSpec
 from exitflow.federated.types import GradientFigures, ServerState, Task, Update
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import Coverage, NestedModel
 from exitflow.models.tuning import trained_buffers, trained_parameters, training_mode
+from exitflow.parts import load_part
 from exitflow.seeds import derive
 from exitflow.tensors import all_finite, copy_into, take
 
@@ -62,10 +63,18 @@ class NodeData:
             for start in range(0, len(held) - size + 1, size):
                 rows = order[start : start + size]
                 chosen = held[rows]
-                inputs = self.train.inputs[chosen]
+                inputs = self._read(chosen, generator)
                 if self.augment:
                     inputs = self.preparation.augment(inputs, generator)
                 yield Batch(inputs, self.train.labels[chosen], node, rows)
+
+    def _read(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Raw inputs; what a data set that reads them now draws for its own transforms follows from the seed."""
+        if isinstance(self.train.inputs, Tensor):
+            return self.train.inputs[rows]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            return self.train.inputs[rows]
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,7 @@ class LocalTrainer:
         proximal = self.spec.objective.proximal_weight
         received = [param.detach().clone() for param in place.params.values()] if proximal else []
         objective = make_objective(self.spec, task.round)
+        own_optimiser = place.own_optimiser(self.spec.optimiser)
         kept: dict[str, Tensor] = {}
         state_round = None
         if self.states:
@@ -121,7 +131,11 @@ class LocalTrainer:
                 if param.grad is not None:  # a frozen one has none
                     param.grad.div_(weight)
             place.pull_back(received, proximal)
-            place.descend(self.schedule(task.round, step), momentum, self.spec.optimiser)
+            rate = self.schedule(task.round, step)
+            if own_optimiser:
+                descend_by(own_optimiser, rate)
+            else:
+                place.descend(rate, momentum, self.spec.optimiser)
             total_losses[0, trained] += losses.detach()
             total_losses[1, trained] += 1
         if self.states and all_finite(momentum):
@@ -182,7 +196,7 @@ class LocalTrainer:
         known = {exit: carry.to(self.device, place.dtype) for exit, carry in self._known(batch, exits).items()}
         if known:
             return torch.stack(objective(place.network(known[min(known)], *exits, known=known), labels))
-        inputs = self.data.preparation(batch.inputs, dtype=place.dtype, device=self.device)
+        inputs = self.data.preparation(batch.tensor, dtype=place.dtype, device=self.device)
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=place.layout)
         return torch.stack(objective(place.network(inputs, *exits), labels))
@@ -192,7 +206,7 @@ class LocalTrainer:
         if not self.cache:
             return {}
         indices = self.data.indices[batch.node]
-        return self.cache.features(batch.node, lambda: self.data.train.inputs[indices], batch.rows, exits)
+        return self.cache.features(batch.node, lambda: self.data.train[indices].tensor, batch.rows, exits)
 
 
 class _Workplace:
@@ -248,6 +262,14 @@ class _Workplace:
         params = {name: param for name, param in self.params.items() if name in tensors}
         return {name: torch.empty_like(param).copy_(tensors[name]) for name, param in params.items()}
 
+    def own_optimiser(self, spec: OptimiserSpec) -> torch.optim.Optimizer | None:
+        """The user's own, for the parameters that are trained; None where the steps are SGD's."""
+        if spec.name in OPTIMISERS:
+            return None
+        trained = [param for param in self.params.values() if param.requires_grad]
+        optimiser: torch.optim.Optimizer = load_part(spec.name, key="training.optimiser.name")(trained, spec)
+        return optimiser
+
     @torch.no_grad()
     def descend(self, learning_rate: float, momentum: dict[str, Tensor], spec: OptimiserSpec) -> None:
         """A step of SGD, which uses up the gradients and keeps `momentum` up to date.
@@ -270,6 +292,14 @@ class _Workplace:
         torch._foreach_add_(params, steps, alpha=-learning_rate)
         for done in params:
             done.grad = None
+
+
+def descend_by(optimiser: torch.optim.Optimizer, learning_rate: float) -> None:
+    """A step of the user's own optimiser, which uses up the gradients."""
+    for group in optimiser.param_groups:
+        group["lr"] = learning_rate
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
 
 
 def _moments(gradients: Iterator[tuple[Tensor, ...]]) -> tuple[float, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exitflow.federated.aggregation import aggregate
 from exitflow.federated.options.around import Options
 from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.round_report import RoundReport
@@ -23,5 +22,5 @@ def run_rounds(
         rule = plan.rule(exit_weights)
         report = RoundReport(round, exit_weights, tasks)
         updates, rule = around(updates, rule, state, report)
-        state = aggregate(state, updates, rule)  # lines 11 and 12: the server updates its global model
+        state = plan.aggregate(state, updates, rule)  # lines 11 and 12: the server updates its global model
         yield state, report.ended(state)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from exitflow.federated.training_spec import DistillationSpec, TrainingSpec
+from exitflow.federated.training_spec import OBJECTIVES, DistillationSpec, TrainingSpec
+from exitflow.parts import load_part
 
 Objective = Callable[[Sequence[Tensor], Tensor], list[Tensor]]  # logits of exits that rise, labels -> their losses
 
@@ -73,6 +74,8 @@ _TAUGHT = {"mutual": mutual, "from-deepest": from_deepest, "soft-labels": soft_l
 def make_objective(spec: TrainingSpec, round: int) -> Objective:
     """The objective that `spec` names, in this round."""
     distillation = spec.distillation
+    if spec.objective.name not in OBJECTIVES:
+        return load_part(spec.objective.name, key="training.objective.name")
     if spec.objective.name == "labels" or round <= distillation.start * spec.rounds:
         return from_labels
     objective = _TAUGHT[spec.objective.name]

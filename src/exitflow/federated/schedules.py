@@ -6,17 +6,20 @@ import math
 from collections.abc import Callable
 
 from exitflow.federated.training_spec import TrainingSpec
+from exitflow.parts import load_part
 
 Schedule = Callable[[int, int], float]  # round from 1, step from 0 -> learning rate
 
 
 def make_schedule(spec: TrainingSpec, num_steps: int) -> Schedule:
     """The schedule that `spec` names, for rounds of `num_steps` local steps."""
-    named = {
-        "cosine": cosine(spec.learning_rate, spec.schedule.final_learning_rate, spec.rounds),
-        "constant": constant(spec.learning_rate),
-    }
-    schedule, warmup = named[spec.schedule.name], spec.schedule.warmup_rounds
+    name, warmup = spec.schedule.name, spec.schedule.warmup_rounds
+    if name == "cosine":
+        schedule = cosine(spec.learning_rate, spec.schedule.final_learning_rate, spec.rounds)
+    elif name == "constant":
+        schedule = constant(spec.learning_rate)
+    else:
+        schedule = load_part(name, key="training.schedule.name")(spec, num_steps)
     return warmed_up(schedule, warmup) if warmup else schedule
 
 

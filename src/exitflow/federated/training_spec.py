@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from exitflow.config import check_fields, located, require
 from exitflow.federated.weighting import WEIGHTINGS, ExitWeighting, find_weighting, fixed_weights
-from exitflow.parts import Part, check_part, part_name
+from exitflow.parts import Part, check_part, is_own, load_part, part_name, take_part
 
 MAX_TIMES = 1_000_000_000  # rounds, passes, steps and samples of a batch
 GIVEN = "exit_weights"  # what trainings are called whose weights are given, and not worked out by a weighting
 MAX_FACTOR = 1e30  # of what multiplies float32 tensors
 
-LearnsFrom = Literal["labels", "mutual", "from-deepest", "soft-labels"]
+SCHEDULES = ("cosine", "constant")
+OPTIMISERS = ("sgd",)
+OBJECTIVES = ("labels", "mutual", "from-deepest", "soft-labels")
+SERVER_STEPS = ("coverage", "paper", "sample-mean", "node-mean")
 JointLoss = Literal["element-mean", "mean", "sum"]
 
 
@@ -22,25 +26,30 @@ JointLoss = Literal["element-mean", "mean", "sum"]
 class ScheduleSpec:
     """How the nodes' learning rate changes from round to round."""
 
-    name: Literal["cosine", "constant"] = "cosine"
+    name: Part = "cosine"
     final_learning_rate: float = 0.001  # where the cosine ends
     warmup_rounds: int = 0  # over which the learning rate rises to the schedule's
 
     def __post_init__(self) -> None:
+        take_part(self, "name", SCHEDULES, "schedule")
         check_fields(self)
         _require_factor(self.final_learning_rate, "final_learning_rate")
 
 
 @dataclass(frozen=True)
 class OptimiserSpec:
-    """The nodes' SGD, beside its learning rate."""
+    """What makes the nodes' steps of the gradients, beside the learning rate."""
 
+    name: Part = "sgd"
     momentum: float = 0.9
     momentum_between_rounds: Literal["reset", "keep"] = "reset"
     weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
+        take_part(self, "name", OPTIMISERS, "optimiser")
         check_fields(self)
+        problem = "can be kept of 'sgd' alone, not of an optimiser of your own"
+        require(self.name == "sgd" or self.momentum_between_rounds == "reset", "momentum_between_rounds", problem)
         require(0 <= self.momentum < 1, "momentum", f"must be from 0 to below 1, got {self.momentum}")
         _require_factor(self.weight_decay, "weight_decay")
 
@@ -49,11 +58,12 @@ class OptimiserSpec:
 class ObjectiveSpec:
     """What a node minimises, beside the loss on its labels."""
 
-    name: LearnsFrom = "labels"  # what an exit learns from
+    name: Part = "labels"  # what an exit learns from
     joint_loss: JointLoss = "element-mean"  # how the losses of several exits add up
     proximal_weight: float = 0.0  # mu of FedProx: how strongly a node is held to the model that it received
 
     def __post_init__(self) -> None:
+        take_part(self, "name", OBJECTIVES, "objective")
         check_fields(self)
         _require_factor(self.proximal_weight, "proximal_weight")
 
@@ -83,8 +93,7 @@ class TrainingSpec:
     weighting: Part = "auto"  # Lambda-tilde, by name
     exit_weights: tuple[float, ...] = ()  # Lambda-tilde itself, one for each exit, instead of a weighting
     rounds: int = 100  # T
-    local_epochs: int = 1  # passes over the largest node's data; every node makes the same number of steps
-    local_steps: int | None = None  # J, instead of local_epochs
+    local_steps: int | None = None  # J, of every node; absent: as many as one pass over the largest node's data takes
     batch_size: int = 128  # |B_i|; a node with fewer samples uses all of them
     learning_rate: float = 0.1  # eta
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
@@ -96,16 +105,20 @@ class TrainingSpec:
     objective: ObjectiveSpec = field(default_factory=ObjectiveSpec)
     distillation: DistillationSpec = field(default_factory=DistillationSpec)
     answers: Literal["blended", "own"] | None = None  # of an exit: with those of the exits before it, or its own alone
-    server_step: Literal["coverage", "paper", "sample-mean", "node-mean"] = "coverage"
+    server_step: Part = "coverage"
     evaluate_every: int = 10  # rounds between evaluations on validation data; the last round always is
+    metrics: tuple[Part, ...] = ()  # what else is worked out of validation data then: functions of one's own
     seed: int = 0
     tune: str = "full"  # what is trained: all, the "heads", all "from:8", block 8, on, or adapters of rank 8, "lora:8"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weighting", part_name("weighting", self.weighting))
+        take_part(self, "weighting", WEIGHTINGS, "weighting")
+        take_part(self, "server_step", SERVER_STEPS, "server step")
+        object.__setattr__(self, "metrics", tuple(part_name("metrics", each) for each in self.metrics))
+        for name in self.metrics:
+            check_part("metrics", name, (), "metric")
         check_fields(self)
-        check_part("weighting", self.weighting, WEIGHTINGS, "weighting")
-        for key in ("rounds", "local_epochs", "local_steps", "batch_size", "evaluate_every"):
+        for key in ("rounds", "local_steps", "batch_size", "evaluate_every"):
             value = getattr(self, key)
             valid = value is None or 1 <= value <= MAX_TIMES
             require(valid, key, f"must be from 1 to {MAX_TIMES:,}, got {value}")
@@ -152,6 +165,29 @@ class TrainingSpec:
     def keeps_momentum(self) -> bool:
         """Whether nodes keep their momentum between rounds."""
         return self.optimiser.momentum_between_rounds == "keep"
+
+    @property
+    def own_parts(self) -> dict[str, str]:
+        """The functions of the user's own that training would call: key -> name."""
+        named = {
+            "weighting": self.weighting,
+            "schedule.name": self.schedule.name,
+            "optimiser.name": self.optimiser.name,
+            "objective.name": self.objective.name,
+            "server_step": self.server_step,
+            **{f"metrics[{place}]": name for place, name in enumerate(self.metrics)},
+        }
+        return {key: name for key, name in named.items() if is_own(name)}
+
+    def check_own_parts(self) -> None:
+        """Refuse to begin where one of them cannot be found."""
+        for key, name in self.own_parts.items():
+            load_part(name, key=f"training.{key}")
+
+    @property
+    def named_metrics(self) -> dict[str, Callable[[Any], float]]:
+        """The metrics, by name."""
+        return {name: load_part(name, key="training.metrics") for name in self.metrics}
 
     @property
     def named_weighting(self) -> ExitWeighting:

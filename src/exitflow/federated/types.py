@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # planning draws tasks without PyTorch
@@ -84,6 +84,7 @@ class ServerState:
     round: int
     params: Tensors
     buffers: Tensors
+    memory: Tensors = field(default_factory=dict)  # what a server step of the user's own remembers between rounds
 
     @property
     def tensors(self) -> dict[str, Tensor]:

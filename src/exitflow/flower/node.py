@@ -22,9 +22,8 @@ from exitflow.flower.programs import Program, Programs, working_folder
 from exitflow.flower.status import calling
 from exitflow.flower.worker import Worker, serve
 from exitflow.free_ports import free_ports
-from exitflow.models.specs import factories
 from exitflow.system.assembly import Assembly
-from exitflow.system.system import System, decode_system, load_resolved
+from exitflow.system.system import System, decode_system, load_resolved, own_parts
 
 AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
 UNKNOWN_TO_SERVER = 5  # times in a row that a server must not know our key: it registers keys when it has started
@@ -40,12 +39,12 @@ class NodeTrainers:
     """What this node does in each run: the server says how to train, the node has the data."""
 
     def __init__(
-        self, node: str, states: Path, data_dir: str | None, known_factories: frozenset[str] = frozenset()
+        self, node: str, states: Path, data_dir: str | None, known_parts: frozenset[str] = frozenset()
     ) -> None:
         if data_dir is not None and not Path(data_dir).is_dir():
             raise ConfigError(f"there is no directory {data_dir!r}", key="--data-dir")
         self._node = node
-        self._known_factories = known_factories  # code of one's own that the server may have called here
+        self._known_parts = known_parts  # code of one's own that the server may have called here
         self._states = states
         self._data_dir = data_dir  # all that lies there is this node's; None: its part of the system's partition
         self._trainers: dict[tuple[str, str, int], LocalTrainer] = {}
@@ -64,7 +63,7 @@ class NodeTrainers:
     def _trainer(self, system: System, states: Path, num_steps: int) -> LocalTrainer:
         if self._node not in system.topology.by_name:
             raise ConfigError(f"the system of this run has no node {self._node!r}", key="nodes")
-        if strangers := sorted(factories(system.model) - self._known_factories):
+        if strangers := sorted(own_parts(system) - self._known_parts):
             problem = f"{strangers[0]!r} is not in this node's own system.toml, if it has one, so it is not called here"
             raise ConfigError(problem, key="model.factory")
         data = system.data
@@ -82,7 +81,7 @@ def run_node(folder: Path, *, data_dir: str | None) -> None:
     node, address = node_of(folder), read_address(folder)
     supernode = SuperNode(node, address, folder / CA, public_key_in(folder))
     own = load_resolved(folder / "system.toml")
-    trainers = NodeTrainers(node, folder / "states", data_dir, factories(own.model))
+    trainers = NodeTrainers(node, folder / "states", data_dir, own_parts(own))
     _check_data(folder, trainers)
     lifeline, end = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from exitflow.models.nested import NestedModel
 from exitflow.models.plain import PlainNetworks
 from exitflow.models.specs import CommonNetwork, CustomModel, ModelSpec, SeparateNetworks
 from exitflow.models.tuning import tune
+from exitflow.parts import load_part
 
 Shape = tuple[int, ...]
 
@@ -55,14 +55,7 @@ def _with_exits(spec: ModelSpec, input_shape: Shape, num_classes: int, deepest: 
 
 
 def _custom(spec: CustomModel, input_shape: Shape, num_classes: int) -> NestedModel:
-    module, _, function = spec.factory.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        problem = f"cannot import {spec.factory!r} ({error}); is its folder on PYTHONPATH?"
-        raise ConfigError(problem, key="model.factory") from None
-    except Exception as error:
-        raise _failed(f"importing {spec.factory!r}", error) from None
+    factory = load_part(spec.factory, key="model.factory")
     try:
         model = factory(input_shape, num_classes)
     except Exception as error:

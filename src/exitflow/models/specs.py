@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self
 from exitflow.config import check_fields, decode, located, require, require_table
 from exitflow.errors import suggestion
 from exitflow.models.backbones import TimmNetwork
+from exitflow.parts import Part, is_own, part_name
 
 HeadKind = Literal["gap", "grid"]
 
@@ -192,12 +193,11 @@ class CustomModel:
     """A network of the user's own: `factory` is called with (input_shape, num_classes) and gives a NestedModel."""
 
     family: Literal["custom"] = "custom"
-    factory: str = ""  # package.module:function, importable wherever the system is trained
+    factory: Part = ""  # package.module:function, importable wherever the system is trained
 
     def __post_init__(self) -> None:
-        module, _, function = self.factory.partition(":")
-        valid = bool(function) and all(part.isidentifier() for part in (*module.split("."), function))
-        require(valid, "factory", f"expected package.module:function, got {self.factory!r}")
+        object.__setattr__(self, "factory", part_name("factory", self.factory))
+        require(is_own(self.factory), "factory", f"expected package.module:function, got {self.factory!r}")
 
     def resolve(self, num_exits: int) -> CustomModel:
         """Whether its exits fit is seen when it is built."""

@@ -12,17 +12,21 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.errors import ConfigError, suggestion
+from exitflow.parts import check_part, load_part
 
 FloatArray = npt.NDArray[np.float64]
 ConfidenceKind = Literal["entropy", "max-softmax", "margin"]
 
 
 def confidence(logits: npt.ArrayLike, kind: str = "entropy") -> FloatArray:
-    """(N,) from (N, C) logits; higher is surer."""
-    if kind not in CONFIDENCES:
-        raise ConfigError(f"there is no confidence {kind!r}{suggestion(kind, CONFIDENCES)}", key="confidence")
-    return CONFIDENCES[kind](np.asarray(logits, dtype=np.float64))
+    """(N,) from (N, C) logits; higher is surer. `kind` is one of CONFIDENCES, or the user's own `module:function`."""
+    return confidence_function(kind)(np.asarray(logits, dtype=np.float64))
+
+
+def confidence_function(kind: str) -> Callable[[FloatArray], FloatArray]:
+    """By name."""
+    check_part("confidence", kind, CONFIDENCES, "confidence")
+    return CONFIDENCES[kind] if kind in CONFIDENCES else load_part(kind, key="confidence")
 
 
 def _negative_entropy(logits: FloatArray) -> FloatArray:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exitflow.errors import ConfigError, suggestion
-from exitflow.federated.training_spec import DistillationSpec, JointLoss, LearnsFrom
+from exitflow.federated.training_spec import DistillationSpec, JointLoss
 from exitflow.models.matching import matched_widths
 from exitflow.models.specs import CommonNetwork, DepthWidthResNet, EarlyExitResNet, SeparateNetworks, SlimResNet
 from exitflow.system.system import System, with_exits
@@ -73,7 +73,7 @@ def _changed(
     system: System,
     parts: Mapping[str, Any] | None = None,
     *,
-    learns_from: LearnsFrom = "labels",
+    learns_from: str = "labels",
     joint_loss: JointLoss = "element-mean",
     **training: Any,
 ) -> System:

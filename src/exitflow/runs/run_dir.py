@@ -7,6 +7,7 @@
     run-id                 under which the nodes of a federation keep their states
     nodes/, residuals/     momentum of each node, where it is kept between rounds; what compression lost
     noise.secret           where updates are clipped: what their noise comes from
+    start.safetensors      the weights that the training began with, where these were given
     model.safetensors      the trained model, once training has ended
 
 A round first gets its record, then its checkpoint. A run that is killed in between repeats the round: records that
@@ -35,6 +36,8 @@ SPEC, PROFILE = "spec.toml", "profile.json"
 EVIDENCE = (SPEC, PROFILE, "run-id", "noise.secret")  # files that decide how a run goes on
 Accepted = Literal["edited-spec", "lost-states"]  # what a user may knowingly go on with
 
+MEMORY = "server memory: "  # before the names of what a server step of one's own remembers; no module has such a name
+
 
 class RunDir:
     """Reads and writes the files of one run."""
@@ -45,6 +48,7 @@ class RunDir:
         self.records_file = self.path / "rounds.jsonl"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.model = self.path / "model.safetensors"
+        self.start = self.path / "start.safetensors"
         self.node_states = self.path / "nodes"
         self._records_digest = _blake(b"")  # of the records so far
 
@@ -200,8 +204,9 @@ def _blake(data: bytes) -> hashlib.blake2b:
 
 def save_state(path: Path, state: ServerState, digests: Mapping[str, str] | None = None) -> None:
     """A state as a safetensors file that says which of its tensors are buffers, and what other files then were."""
+    memory = {f"{MEMORY}{name}": tensor for name, tensor in state.memory.items()}
     description = {"round": state.round, "buffers": sorted(state.buffers), "digests": digests or {}}
-    save_tensors(path, state.tensors, json.dumps(description))
+    save_tensors(path, {**state.tensors, **memory}, json.dumps(description))
 
 
 def load_state(path: Path) -> ServerState:
@@ -210,6 +215,8 @@ def load_state(path: Path) -> ServerState:
     try:
         known = parse_json(description.encode())
         buffers = {name: tensors.pop(name) for name in known["buffers"]}
-        return ServerState(known["round"], tensors, buffers)
+        memory = {name: tensors.pop(name) for name in list(tensors) if name.startswith(MEMORY)}
+        remembered = {name.removeprefix(MEMORY): tensor for name, tensor in memory.items()}
+        return ServerState(known["round"], tensors, buffers, remembered)
     except (KeyError, ValueError, TypeError):
         raise RunError(f"{path}: is damaged, or was not written by exitflow") from None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from exitflow.data.dataset import Dataset
-from exitflow.errors import RunError
+from exitflow.errors import MissingExtraError, RunError
 from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
 from exitflow.evaluation.blending import Blend, blended, fit_blends
 from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
@@ -18,14 +18,20 @@ from exitflow.federated.types import ServerState
 from exitflow.models.layout import best_layout
 from exitflow.models.nested import NestedModel
 from exitflow.models.specs import without_weights
-from exitflow.models.tuning import saved_tensors, trained_tensors
+from exitflow.models.tuning import saved_tensors, trained_buffers, trained_parameters, trained_tensors
+from exitflow.parts import Part, part_name
 from exitflow.runs.arguments import check_dataset, check_device, checked_path
+from exitflow.runs.callbacks import figures
 from exitflow.runs.losses import TrainingLosses
+from exitflow.runs.notebook import run_html
 from exitflow.runs.run_dir import RunDir, load_state
 from exitflow.runs.training_costs import TrainingCosts
 from exitflow.system.assembly import Assembly, dataset_of, prepared_for
 from exitflow.system.system import System, load_resolved, serving_as
-from exitflow.tensors import Tensors, copy_into
+from exitflow.tensors import Tensors, copy_into, load_tensors
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class Run:
@@ -74,6 +80,19 @@ class Run:
             )
         return state
 
+    def to_pandas(self) -> DataFrame:
+        """A row for each round, with its losses, weights and, where it was validated, accuracies."""
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise MissingExtraError("pandas", "pandas") from None
+        rows = [{"round": record["round"], **dict(figures(record))} for record in self.records]
+        return pandas.DataFrame(rows).set_index("round") if rows else pandas.DataFrame()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return run_html(self)
+
     def model(self, dataset: Dataset | None = None) -> NestedModel:
         """The network with its trained weights."""
         system = self.system
@@ -114,10 +133,29 @@ class Run:
         return fit_blends(exit_outputs(self.model(dataset), validation, dataset.preparation, device=device))
 
 
+def given_weights(source: Run | str | Path, model: NestedModel) -> ServerState:
+    """The weights of a run, or of a file of weights by name, as what a training of `model` begins with."""
+    if not isinstance(source, Run) and Path(source).is_file():
+        given = load_tensors(Path(source))[0]
+    else:
+        source = source if isinstance(source, Run) else Run(source)
+        given = source.state().tensors
+        source = source.path
+    params, buffers = trained_parameters(model), trained_buffers(model)
+    if not _fits({**params, **buffers}, given):
+        raise RunError(f"{source}: the weights to start with do not fit the model; they need its names and shapes")
+    return ServerState(0, {name: given[name] for name in params}, {name: given[name] for name in buffers})
+
+
+def _fits(wanted: Tensors, given: Tensors) -> bool:
+    """Whether what is wanted is given, in its shape."""
+    return all(name in given and given[name].shape == tensor.shape for name, tensor in wanted.items())
+
+
 def check_fit(model: NestedModel, state: ServerState, *, source: str) -> None:
-    """Refuse a state that is of another model."""
+    """Refuse a state that is of another model: one has what is trained, and perhaps what is frozen too."""
     params, buffers = saved_tensors(model)
-    if _shapes(state.tensors) not in (_shapes(trained_tensors(model)), _shapes({**params, **buffers})):
+    if not _fits(trained_tensors(model), state.tensors) or not _fits(state.tensors, {**params, **buffers}):
         raise RunError(f"{source}: the weights do not fit the model in spec.toml")
 
 
@@ -125,10 +163,6 @@ def whole(model: NestedModel, state: ServerState) -> ServerState:
     """A state with what is frozen too."""
     params, buffers = saved_tensors(model)
     return ServerState(state.round, {**params, **state.params}, {**buffers, **state.buffers})
-
-
-def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
@@ -144,12 +178,13 @@ def evaluate(
     run: Run | str | Path,
     *,
     serving: str | None = None,
-    confidence: str = "entropy",
+    confidence: Part = "entropy",
     dataset: Dataset | None = None,
     outputs: ExitOutputs | None = None,
 ) -> Evaluation:
     """How accurately the run's system answers on test data, as planned or at another serving setting.
 
+    `confidence` ranks what a node sees: "entropy", "max-softmax", "margin", or a function of (N, C) logits.
     `outputs`, from `run.outputs()`, saves the pass over the test set when one run is evaluated often.
     """
     run = run if isinstance(run, Run) else Run(checked_path(run))
@@ -157,4 +192,5 @@ def evaluate(
     topology = run.system.topology
     if serving is not None:
         topology = serving_as(run.system, serving)
-    return evaluate_plan(outputs or run.outputs(dataset), topology, confidence_kind=confidence)
+    kind = part_name("confidence", confidence)
+    return evaluate_plan(outputs or run.outputs(dataset), topology, confidence_kind=kind)

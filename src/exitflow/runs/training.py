@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -34,13 +35,15 @@ from exitflow.federated.types import Backend, ServerState, Status
 from exitflow.federated.weighting import ExitProfile, measures_gradients
 from exitflow.files import MEDIUM_FILE, read_file, write_atomically
 from exitflow.models.specs import SeparateNetworks
+from exitflow.parts import Part
 from exitflow.runs.arguments import check_callable, check_dataset, check_device, check_system, checked_path
 from exitflow.runs.backends import Place, check_backend, one_thread, open_backend
+from exitflow.runs.callbacks import Callback, RoundDone, load_callbacks
 from exitflow.runs.losses import LossWatch
 from exitflow.runs.records import Record
 from exitflow.runs.round_costs import forward_multiply_adds, link_bytes
-from exitflow.runs.run_dir import Accepted, RunDir, save_state
-from exitflow.runs.runs import Run, check_fit, whole, with_weights
+from exitflow.runs.run_dir import Accepted, RunDir, load_state, save_state
+from exitflow.runs.runs import Run, check_fit, given_weights, whole, with_weights
 from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, same_training, with_absolute_dir
 from exitflow.tensors import num_bytes, take
@@ -48,6 +51,8 @@ from exitflow.theory.error_costs import calibrated_costs
 
 if TYPE_CHECKING:
     from exitflow.flower.joining import Membership, Session
+
+log = logging.getLogger("exitflow.runs")
 
 FloatArray = npt.NDArray[np.float64]
 Observer = Callable[[float], None]  # is told the rounds done so far, with fractions
@@ -65,16 +70,22 @@ def train(
     device: str = "cpu",
     observer: Observer | None = None,
     status: Status | None = None,
+    callbacks: Sequence[Part] = (),
+    start: Run | str | Path | None = None,
 ) -> Run:
     """Train `system` into the new directory `out`. The result does not depend on the backend or its workers.
 
     `address` is that of a Ray cluster; `federation` says where the nodes of a real federation meet, for backend
-    "flower". `status` is told what is being waited for.
+    "flower". `status` is told what is being waited for. `callbacks` see every round, and may end the training: see
+    `exitflow.runs.callbacks`. `start` is a run, or a file of weights, whose weights the training begins with instead of
+    fresh ones.
     """
     check_system(system)
     out = checked_path(out)
     check_dataset(dataset)
     check_callable(observer, "observer")
+    system.training.check_own_parts()
+    told = load_callbacks(callbacks)
     check_backend(backend)
     check_device(device)
     place = Place(workers, address, system.federation, status or _silent)
@@ -89,12 +100,18 @@ def train(
             assembly.profile  # noqa: B018 - as below
             run_dir = RunDir.create(out, with_absolute_dir(system).to_toml())
             run_dir.write_run_id(run_id)
-            return Training(assembly, run_dir, device).run(lambda state: _joined(session, assembly), observer)
+            if start:
+                save_state(run_dir.start, given_weights(start, assembly.model))
+            training = Training(assembly, run_dir, device, told)
+            return training.run(lambda state: _joined(session, assembly), observer)
     dataset.require("validation", "a training")
     assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
+    given = given_weights(start, assembly.model) if start else None
     run_dir = RunDir.create(out, with_absolute_dir(system).to_toml())
-    return Training(assembly, run_dir, device).run_at(backend, place, observer)
+    if given:
+        save_state(run_dir.start, given)
+    return Training(assembly, run_dir, device, told).run_at(backend, place, observer)
 
 
 def resume(
@@ -109,6 +126,7 @@ def resume(
     observer: Observer | None = None,
     status: Status | None = None,
     accept: Collection[Accepted] = (),
+    callbacks: Sequence[Part] = (),
 ) -> Run:
     """Go on with the run in `path`. The result is that of an uninterrupted run, bit for bit.
 
@@ -137,14 +155,14 @@ def resume(
         known = run.directory.node_samples()
         with join(federation, system, run.directory.run_id(), run=run.path, known=known, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
-            training = Training(assembly, run.directory, device)
+            training = Training(assembly, run.directory, device, load_callbacks(callbacks))
             return training.run(lambda state: _joined(session, assembly), observer)
     if run.directory.in_federation:
         raise RunError(f"{run.path}: was begun in a federation, whose nodes have the data; go on with --superlink")
     assembly = Assembly(system, dataset)
     if run.directory.node_samples() not in ({}, assembly.samples):
         raise RunError(f"{run.path}: was begun with other data than these, which give nodes other numbers of samples")
-    training = Training(assembly, run.directory, device)
+    training = Training(assembly, run.directory, device, load_callbacks(callbacks))
     return training.run_at(backend, place, observer, lost_states="lost-states" in accept)
 
 
@@ -189,11 +207,14 @@ def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | N
 class Training:
     """The rounds of Algorithm 1, with their records and checkpoints."""
 
-    def __init__(self, assembly: Assembly, run_dir: RunDir, device: str = "cpu") -> None:
+    def __init__(
+        self, assembly: Assembly, run_dir: RunDir, device: str = "cpu", callbacks: Sequence[Callback] = ()
+    ) -> None:
         self._assembly = assembly
         self._spec = assembly.system.training
         self._run_dir = run_dir
         self._device = device
+        self._callbacks = callbacks
         self._coverage = functools.cache(assembly.model.coverage)
         self._multiply_adds = functools.cache(assembly.multiply_adds)
         self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
@@ -216,16 +237,18 @@ class Training:
         with self._run_dir.lock():
             if self._run_dir.finished:  # by another process, while this one was getting ready
                 return Run(self._run_dir.path)
-            state = self._run_dir.load_checkpoint() or self._assembly.initial_state()
+            state = self._run_dir.load_checkpoint() or self._initial_state()
             check_fit(self._assembly.model, state, source=str(self._run_dir.path))
             self._run_dir.forget_records_after(state.round)
             with opened(state) as backend:
                 for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
                     pass
-            check_somebody_trained(self._run_dir.records())
-            save_state(self._run_dir.model, whole(self._assembly.model, state))
-            self._run_dir.checkpoint.unlink(missing_ok=True)
-            shutil.rmtree(self._run_dir.path / "features", ignore_errors=True)
+            if state.round == self._spec.rounds:
+                check_somebody_trained(self._run_dir.records())
+                save_state(self._run_dir.model, whole(self._assembly.model, state))
+                self._run_dir.checkpoint.unlink(missing_ok=True)
+                shutil.rmtree(self._run_dir.path / "features", ignore_errors=True)
+                log.info("%s: training has ended after %d rounds", self._run_dir.path, state.round)
         return Run(self._run_dir.path)
 
     def rounds(self, state: ServerState, backend: Backend, observer: Observer | None = None) -> Iterator[ServerState]:
@@ -243,9 +266,27 @@ class Training:
         options = Options(self._assembly.system.federation, self._privacy(), attendance, progress)
         for state, report in run_rounds(plan, state, backend, options):
             watch.see(report)
-            self._run_dir.append(self._record(state, report))
+            record = self._record(state, report)
+            self._run_dir.append(record)
             self._run_dir.save_checkpoint(state)
+            self._log(record)
             yield state
+            done = RoundDone(state.round, record, state, Run(self._run_dir.path))
+            answers = [callback(done) for callback in self._callbacks]
+            if any(answers):
+                log.info("%s: a callback has ended training after round %d", self._run_dir.path, state.round)
+                return
+
+    def _log(self, record: Record) -> None:
+        total, validation = self._spec.rounds, record["validation"]
+        found = f"; {100 * validation['accuracy']:.1f} % right as served, on validation data" if validation else ""
+        level = logging.INFO if validation else logging.DEBUG
+        log.log(level, "round %d of %d took %.1f s%s", record["round"], total, record["seconds"], found)
+
+    def _initial_state(self) -> ServerState:
+        """What training begins with: the weights that were given, or fresh ones."""
+        given = self._run_dir.start
+        return load_state(given) if given.is_file() else self._assembly.initial_state()
 
     def _plan(self, backend: Backend) -> TrainingPlan:
         assembly = self._assembly
@@ -275,7 +316,7 @@ class Training:
         if file.is_file():
             table = _measured_gradients(file, assembly.profile.probabilities.shape)
         elif measures_gradients(self._spec.named_weighting):
-            table = measure_gradients(nodes, assembly.profile.probabilities, assembly.initial_state(), backend)
+            table = measure_gradients(nodes, assembly.profile.probabilities, self._initial_state(), backend)
         else:
             table = None
         profile = assembly.measured_profile(table) if table else assembly.profile
@@ -383,7 +424,9 @@ class Training:
         if self._spec.blends_answers:
             outputs = blended(outputs, fit_blends(outputs))
         evaluation = evaluate_plan(outputs, assembly.system.topology, assembly.plan)
+        metrics = {name: float(metric(outputs)) for name, metric in self._spec.named_metrics.items()}
         return {
+            **({"metrics": metrics} if metrics else {}),
             "exit_accuracy": list(evaluation.exit_accuracy),
             "served_accuracy": [served.accuracy for served in evaluation.exits],
             "accuracy": evaluation.accuracy,

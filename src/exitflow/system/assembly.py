@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from exitflow.config import require
-from exitflow.data.dataset import Dataset
-from exitflow.data.partition import node_samples, partition
+from exitflow.data.dataset import Dataset, LazyInputs
+from exitflow.data.partition import Partition, node_samples, own_partition, partition
 from exitflow.data.sources import load_dataset
 from exitflow.errors import ConfigError
 from exitflow.federated.feature_cache import FeatureCache
@@ -28,6 +28,7 @@ from exitflow.models.build import build_model, preparation_of
 from exitflow.models.cost import ExitCost, exit_costs, joint_cost
 from exitflow.models.nested import EarlyExitNetwork, NestedModel
 from exitflow.models.tuning import frozen_exits, trained_buffers, trained_parameters, trained_tensors, training_mode
+from exitflow.parts import is_own, load_part
 from exitflow.seeds import derive
 from exitflow.system.system import System
 from exitflow.topology.rates import ServingPlan, serving_plan
@@ -106,6 +107,8 @@ class Assembly:
         if self.node_samples is not None:
             return {node.name: self.node_samples[node.name] for node in self.system.topology.nodes}
         topology, data = self.system.topology, self.system.data
+        if is_own(data.partition):
+            return {node.name: len(self.held[node.name]) for node in topology.nodes}
         return node_samples(topology, data.shares(topology.num_exits), len(self.dataset.train))
 
     @cached_property
@@ -152,10 +155,9 @@ class Assembly:
 
     @property
     def num_steps(self) -> int:
-        """J: as given, or so many that the largest node passes over its data `local_epochs` times."""
+        """J: as given, or so many that the largest node passes over its data once."""
         spec = self.system.training
-        passes = max(max(self.samples.values()) // spec.batch_size, 1)
-        return spec.local_steps or spec.local_epochs * passes
+        return spec.local_steps or max(max(self.samples.values()) // spec.batch_size, 1)
 
     def initial_state(self) -> ServerState:
         """The state before the first round, w^(1)."""
@@ -170,7 +172,7 @@ class Assembly:
         if only:
             indices = {only: torch.arange(len(self.dataset.train))}
         else:
-            indices = self._partition()
+            indices = {node: torch.from_numpy(rows) for node, rows in self.held.items()}
         compression = Compression.of(self.system.federation)
         residuals = NodeStates(state_folder.with_name("residuals"))
         num_steps = num_steps or self.num_steps
@@ -190,13 +192,19 @@ class Assembly:
         )
 
     def _feature_cache(self, folder: Path) -> FeatureCache | None:
-        """Where the first stages are frozen."""
+        """Where the first stages are frozen, and the inputs of a sample always the same."""
         if not isinstance(self.model, EarlyExitNetwork) or not frozen_exits(self.model):
+            return None
+        if isinstance(self.dataset.train.inputs, LazyInputs):  # which may have transforms of their own
             return None
         return FeatureCache(folder, self.model, self.dataset.preparation)
 
-    def _partition(self) -> dict[str, torch.Tensor]:
+    @cached_property
+    def held(self) -> Partition:
         """Which of the training samples each node holds."""
-        seed, alpha = derive(self.system.training.seed, "partition"), self.system.data.dirichlet_alpha
-        held = partition(self.dataset.train.labels, self.samples, seed=seed, dirichlet_alpha=alpha)
-        return {node: torch.from_numpy(rows) for node, rows in held.items()}
+        data, labels = self.system.data, self.dataset.train.labels.numpy()
+        seed = derive(self.system.training.seed, "partition")
+        if is_own(data.partition):
+            given = load_part(data.partition, key="data.partition")(labels, self.system.topology, seed)
+            return own_partition(given, self.system.topology, len(labels))
+        return partition(labels, self.samples, seed=seed, dirichlet_alpha=data.dirichlet_alpha)

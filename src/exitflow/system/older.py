@@ -30,6 +30,7 @@ _NOW_TABLES = ("schedule", "objective")  # were a name, which is the key `name` 
 
 # A key that is gone: the value with which it changed nothing, and what to do instead.
 _REMOVED: dict[str, tuple[Any, str]] = {
+    "local_epochs": (1, "local_steps says how many steps a node makes; without it they are one pass over the data"),
     "strong_convexity": (None, "explain(system, curvature=(L, mu)) takes it from Python"),
     "smoothness": (None, "explain(system, curvature=(L, mu)) takes it from Python"),
     "server_learning_rate": (1.0, "TrainingPlan(server_learning_rate=...) takes it from Python"),

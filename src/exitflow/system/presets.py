@@ -19,7 +19,6 @@ _PAPER_MODELS: dict[str, dict[str, Any]] = {
 _PAPER_TRAINING: dict[str, Any] = {
     "weighting": "serving-rate",
     "rounds": 100,
-    "local_epochs": 1,
     "batch_size": 128,
     "learning_rate": 0.1,
     "schedule": {"name": "cosine", "final_learning_rate": 0.001},

@@ -35,7 +35,15 @@ from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.sampling import check_every_exit_is_trained, probability_matrix
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.files import MEDIUM_FILE
-from exitflow.models.specs import CommonNetwork, EarlyExitResNet, ModelSpec, SeparateNetworks, decode_model
+from exitflow.models.specs import (
+    CommonNetwork,
+    EarlyExitResNet,
+    ModelSpec,
+    SeparateNetworks,
+    decode_model,
+    factories,
+)
+from exitflow.parts import is_own
 from exitflow.system.older import modernised, refuse_older_keys
 from exitflow.system.presets import preset
 from exitflow.topology.doubts import doubts
@@ -65,9 +73,9 @@ class System:
         num_exits = self.topology.num_exits
         object.__setattr__(self, "model", located("model", self.model.resolve, num_exits))
         shares = located("data", self.data.shares, num_exits)
-        means = self.training.server_step in ("sample-mean", "node-mean")
+        bounded = self.training.server_step in ("coverage", "paper")
         problem = "needs server_step 'coverage' or 'paper', whose sums are known to be bounded"
-        located("federation", require, self.federation.clip_norm is None or not means, "clip_norm", problem)
+        located("federation", require, self.federation.clip_norm is None or bounded, "clip_norm", problem)
         given = self.training.exit_weights
         problem = f"one for each of the {num_exits} exits, got {list(given)}"
         located("training", require, len(given) in (0, num_exits), "exit_weights", problem)
@@ -170,6 +178,12 @@ def _check_top_keys(table: Mapping[str, Any]) -> None:
         homes = [name for name, spec in specs.items() if key in (field.name for field in fields(spec))]
         require(key in _KEYS or not homes, key, f"unknown key; did you mean '{''.join(homes[:1])}.{key}'?")
     check_keys(table, _KEYS)
+
+
+def own_parts(system: System) -> frozenset[str]:
+    """The functions of the user's own, `module:function`, that training the system would call."""
+    names = {system.data.partition, system.data.name, *system.training.own_parts.values()}
+    return factories(system.model) | {name for name in names if is_own(name)}
 
 
 def same_training(one: System, other: System) -> bool:

@@ -54,7 +54,7 @@ def export_bundle(
     if trained.blends_answers:
         validation = dataset.require("validation", "a bundle whose exits answer together (training.answers)")
         reference = blended(reference, fit_blends(exit_outputs(model, validation, dataset.preparation)))
-    examples = _raw(dataset.held_out.inputs)
+    examples = _raw(dataset.held_out.tensor)
     segments = export_segments(model, examples, dataset.preparation)
     if precision == "int8":
         segments = quantise_segments(segments, examples[:MAX_CALIBRATION].numpy())
@@ -83,4 +83,4 @@ def _raw(inputs: Tensor) -> Tensor:
 
 
 def _labelled(split: Split) -> LabelledInputs:
-    return LabelledInputs(_raw(split.inputs).numpy(), split.labels.numpy().astype(np.int64))
+    return LabelledInputs(_raw(split.tensor).numpy(), split.labels.numpy().astype(np.int64))
