@@ -234,6 +234,13 @@ _DRIFT = (
 @click.option("--duration", type=float, default=10.0, show_default=True, metavar="S", help="Seconds.")
 @click.option("--drift", type=click.Choice(["difficulty", "traffic", "burst"]), help=_DRIFT)
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of arrivals and samples.")
+@click.option("--trace", metavar="FILE", help="CSV or Parquet with seconds and requests: the shape over time.")
+@click.option(
+    "--service", "services", multiple=True, metavar="NODE=MS", help="Let nodes take so long: 'edge-*=20', or declared."
+)
+@click.option(
+    "--rtt", "trips", multiple=True, metavar="NODE=MS", help="Let links above nodes take so long; as --service."
+)
 @click.option("--remote", is_flag=True, help="Allow addresses that are not of this machine.")
 @_set
 @_access
@@ -248,6 +255,7 @@ def load(targets: tuple[str, ...], settings: tuple[str, ...], as_json: bool, **o
     Example:
       exitflow load bundles/campus --duration 20
       exitflow load bundles/campus --drift difficulty --json
+      exitflow load bundles/campus --service 'device-*=20' --rtt 'edge-*=30' --duration 60
       exitflow load 127.0.0.1:8001 127.0.0.1:8002 --concurrency 16
     """
     from exitflow.serving.traffic.load_session import LoadOptions, run_load
@@ -299,6 +307,13 @@ def _print_load(found: LoadReport) -> None:
         click.echo(f"Not answered: {', '.join(f'{count} {code}' for code, count in found.failures.items())}.")
     if found.audit_agreement is not None:
         click.echo(f"Audits agree with {percent(found.audit_agreement)} % of the confident answers.")
+    if found.rehearsed:
+        columns = list(found.rehearsed["measured"])
+        figures = [
+            [name, *("-" if row[column] is None else f"{row[column]:.1f}" for column in columns)]
+            for name, row in found.rehearsed.items()
+        ]
+        print_table("The rehearsal: measured and predicted", ["", *columns], figures)
     for sentence, good in found.verdicts:
         click.echo(f"{'as planned' if good else 'NOT AS PLANNED'}: {sentence}.")
 

@@ -150,16 +150,10 @@ def _copied(served: _Served, copies: int) -> _Served:
 
 
 def _settings(texts: Sequence[str]) -> NodeSettings:
-    from exitflow.planning.simulation import NodeSettings
-    from exitflow.routing.decisions import Rules
-    from exitflow.routing.queueing import QueueLimits
-    from exitflow.serving.node.node_settings import serving_spec
+    from exitflow.serving.node.node_settings import serving_spec, simulated
 
-    spec, rated = serving_spec(texts), not any(text.startswith("max_batch") for text in texts)
-    limited = spec.control == "rate"
-    rules = Rules(spec.forward_timeout, spec.audit_share if limited else 0.0)
-    limits = QueueLimits(spec.queue_size, spec.queue_seconds)
-    return NodeSettings(rules, spec.burst_seconds, limited, limits, 1 if rated else spec.max_batch)
+    spec = serving_spec(texts)
+    return simulated(spec, max_batch=spec.max_batch if any(text.startswith("max_batch") for text in texts) else 1)
 
 
 def _exact(

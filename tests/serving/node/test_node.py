@@ -457,3 +457,25 @@ def test_a_batch_that_the_engine_cannot_compute_is_an_error_and_not_silence(eage
             assert (await ask(node, eager)).nodes == ["cloud"]
 
     asyncio.run(scenario())
+
+
+def test_in_a_rehearsal_a_node_takes_its_time_for_each_request_and_an_answer_for_its_way(eager):
+    async def scenario():
+        parent, clock = FakeParent(NUM_CLASSES), VirtualClock()
+        spec = replace(EAGER, service_ms=20.0, round_trip_ms=500.0)
+        async with (
+            fake_parent(parent) as address,
+            running(eager, "device", {"edge": address}, spec=spec, clock=clock) as (node, _),
+        ):
+            asking = asyncio.create_task(ask(node, eager))
+            await asyncio.sleep(0.1)  # the way up has not been gone
+            assert not parent.requests
+            clock.advance(0.25)
+            await until(lambda: parent.requests)
+            await asyncio.sleep(0.05)
+            assert not asking.done()
+            clock.advance(0.25)
+            assert (await asking).nodes == ["edge"]
+            assert node.counts.compute_seconds >= 0.02
+
+    asyncio.run(scenario())

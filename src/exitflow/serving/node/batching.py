@@ -43,10 +43,12 @@ class Batcher(Generic[J, R]):
         max_batch: int,
         limits: QueueLimits,
         clock: Clock,
+        inline_seconds: float = INLINE_SECONDS,
     ) -> None:
         """`deliver` is called in the event loop, `compute` there or in the thread, never twice at a time."""
         self._compute, self._deliver = compute, deliver
         self._max_batch, self._limits, self._clock = max_batch, limits, clock
+        self._inline_seconds = inline_seconds
         self._lock = Lock()  # of the next three
         self._queue: deque[J] = deque()
         self.queued = 0  # samples
@@ -79,7 +81,7 @@ class Batcher(Generic[J, R]):
         self._thread.shutdown(wait=False)
 
     def _start(self) -> None:
-        if not self._seems_alone or self.queued * self._usual_seconds > INLINE_SECONDS:
+        if not self._seems_alone or self.queued * self._usual_seconds > self._inline_seconds:
             self._thread.submit(self._work)
             return
         self._inline_for += 1

@@ -91,11 +91,12 @@ class LinkCounts:
 class ParentLink:
     """It does nothing until it is connected."""
 
-    def __init__(self, name: str, address: str, security: Security, clock: Clock) -> None:
+    def __init__(self, name: str, address: str, security: Security, clock: Clock, round_trip: float = 0.0) -> None:
+        """`round_trip` is that of a rehearsal, in seconds, on top of the real one."""
         self.name, self.address = name, address
         self.counts = LinkCounts()
         self.state = LinkState()
-        self._clock = clock
+        self._clock, self._half_trip = clock, round_trip / 2
         self._answered = clock.now()  # when something last came from the parent
         self._expects = ("", "")
         self._security, self._metadata = security, security.metadata
@@ -146,7 +147,12 @@ class ParentLink:
         data, started = request.SerializeToString(), self._clock.now()
         self.counts.bytes_sent += len(data)
         try:
-            raw = await self._infer(data, timeout=timeout, metadata=self._metadata)
+            if self._half_trip:
+                await sleep(self._clock, self._half_trip)
+            left = max(timeout - 2 * self._half_trip, 0.001)
+            raw = await self._infer(data, timeout=left, metadata=self._metadata)
+            if self._half_trip:
+                await sleep(self._clock, self._half_trip)
         except grpc.aio.AioRpcError as error:
             raise _link_error(error) from None
         self._answered = self._clock.now()

@@ -28,7 +28,7 @@ from exitflow.routing.queueing import QueueLimits
 from exitflow.routing.rate_control import ForwardControl
 from exitflow.serving.bundle.bundle import DATATYPES, Bundle, load_bundle
 from exitflow.serving.bundle.engine import Engine, give_back_memory
-from exitflow.serving.node.batching import Batcher, OverloadedError
+from exitflow.serving.node.batching import INLINE_SECONDS, Batcher, OverloadedError
 from exitflow.serving.node.counts import NodeCounts
 from exitflow.serving.node.jobs import Array, Asked, Computed, Job, Loaded, Question
 from exitflow.serving.node.node_settings import ServingSpec, check_links
@@ -81,8 +81,8 @@ class Node:
         if parents:
             from exitflow.serving.node.links import ParentLink
 
-            access = security or Security()
-            self.links = {name: ParentLink(name, place, access, self.clock) for name, place in parents.items()}
+            access, trip = security or Security(), spec.round_trip_ms / 1e3
+            self.links = {name: ParentLink(name, place, access, self.clock, trip) for name, place in parents.items()}
         self.current = self._load(bundle)
         self.max_message = bundle.manifest.largest_request(self.exit)  # bytes
         self.previous: Loaded | None = None
@@ -101,7 +101,8 @@ class Node:
         self._batcher: Batcher[Job, Computed] = Batcher(
             self._compute,
             self._deliver,
-            max_batch=spec.max_batch,
+            max_batch=1 if spec.service_ms else spec.max_batch,
+            inline_seconds=0.0 if spec.service_ms else INLINE_SECONDS,  # the event loop must not sleep
             limits=QueueLimits(spec.queue_size, spec.queue_seconds),
             clock=self.clock,
         )
@@ -264,6 +265,8 @@ class Node:
         features, logits = loaded.engine.run(parts, before)
         with np.errstate(invalid="ignore"):  # what is no number is refused in `_deliver`
             scores, sure = _softmax(logits), confidence(logits, loaded.bundle.manifest.confidence)
+        if self.spec.service_ms:
+            time.sleep(max(self.spec.service_ms / 1e3 - (time.perf_counter() - started), 0.0))
         return Computed(ordered, features, logits, scores, sure, time.perf_counter() - started)
 
     def _deliver(self, jobs: Sequence[Job], computed: Computed | Exception) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from exitflow.config import assign, check_fields, decode, encode, located, parse_assignment, require
+from exitflow.routing.decisions import Rules
+from exitflow.routing.queueing import QueueLimits
 from exitflow.serving.bundle.bundle import MAX_SAMPLES, Bundle
+
+if TYPE_CHECKING:
+    from exitflow.planning.simulation import NodeSettings
 
 CodecName = Literal["fp32", "fp16", "u8", "u4"]
 ForwardWhat = Literal["auto", "feature", "input"]
@@ -41,6 +46,8 @@ class ServingSpec:
     wait: Literal["parent", "never"] = "parent"  # never: the own answer at once; parents are asked nevertheless
     audit_share: float = 0.01  # of the confident answers, forwarded as well when the link has room
     threads: int = 1  # of the engine
+    service_ms: float = 0.0  # for rehearsals: a request takes at least so long, and they are computed one at a time
+    round_trip_ms: float = 0.0  # for rehearsals: every answer of a parent takes so much longer
     links: dict[str, LinkSpec] = field(default_factory=dict)  # by parent
 
     def __post_init__(self) -> None:
@@ -53,6 +60,9 @@ class ServingSpec:
             "burst_seconds",
             f"must be 0 or more, got {self.burst_seconds}",
         )
+        for name in ("service_ms", "round_trip_ms"):
+            value = getattr(self, name)
+            require(0 <= value <= 60_000, name, f"must be from 0 to 60000 milliseconds, got {value}")
         for name in ("max_batch", "queue_size", "threads"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
         require(self.max_batch <= MAX_SAMPLES, "max_batch", f"must be at most {MAX_SAMPLES}, got {self.max_batch}")
@@ -78,3 +88,13 @@ def serving_spec(overrides: Sequence[str] = ()) -> ServingSpec:
         path, value = parse_assignment(text, example="codec=u8")
         assign(table, path, value)
     return decode(ServingSpec, table)
+
+
+def simulated(spec: ServingSpec, *, max_batch: int = 1) -> NodeSettings:
+    """The same settings for `planning.simulation`, whose cores work on one sample after another."""
+    from exitflow.planning.simulation import NodeSettings  # which a node does without
+
+    limited = spec.control == "rate"
+    rules = Rules(spec.forward_timeout, spec.audit_share if limited else 0.0)
+    limits = QueueLimits(spec.queue_size, spec.queue_seconds)
+    return NodeSettings(rules, spec.burst_seconds, limited, limits, max_batch)

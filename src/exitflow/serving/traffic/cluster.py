@@ -38,8 +38,19 @@ class Place:
 class LocalCluster:
     """Started and stopped as one; single nodes can be killed and started again, on the same ports."""
 
-    def __init__(self, bundle: Bundle, *, options: Sequence[str] = (), logs: Path | None = None) -> None:
-        """`options` go to every `exitflow serve`; what nodes log goes to a file each in `logs`, or to stderr."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        options: Sequence[str] = (),
+        options_of: Mapping[str, Sequence[str]] | None = None,
+        logs: Path | None = None,
+    ) -> None:
+        """`options` go to every `exitflow serve`, `options_of` to that of a node; what they log goes to `logs`.
+
+        Without `logs` it goes to stderr.
+        """
+        self._options_of = options_of or {}
         self.bundle, self._options, self._logs = bundle, list(options), logs
         names = [node.name for node in bundle.topology.nodes]
         ports = free_ports(2 * len(names))
@@ -96,7 +107,8 @@ class LocalCluster:
         place = self.places[name]
         parents = [f"--parent={link.name}={self.places[link.name].grpc}" for link in self.bundle.node(name).parents]
         command = [sys.executable, "-m", "exitflow", "serve", str(bundle), "--node", name, "--until-stdin-closes"]
-        command += ["--listen", place.grpc, "--http", place.http, *parents, *self._options, *options]
+        command += ["--listen", place.grpc, "--http", place.http, *parents, *self._options]
+        command += [*self._options_of.get(name, ()), *options]
         log: IO[Any] | None = (self._logs / f"{name}.log").open("a") if self._logs else None
         try:
             return subprocess.Popen(

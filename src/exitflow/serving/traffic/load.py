@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,16 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from exitflow.errors import ServingError
+from exitflow.evaluation.calibration import NodeCalibration
+from exitflow.planning.arrivals import DriftKind, Trace, Workload
+from exitflow.planning.rehearsal import Rehearsal
+from exitflow.planning.simulation import NodeSettings
 from exitflow.routing import confidence
 from exitflow.serving.bundle.bundle import Samples
 from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.wire.answers import INPUT
 from exitflow.serving.wire.messages import ModelInferRequest, ModelInferResponse
 from exitflow.serving.wire.security import Security
-from exitflow.topology.graph import Topology
+from exitflow.topology.graph import Node, Topology
 
-DriftKind = Literal["difficulty", "traffic", "burst"]
-DRIFTS = ("difficulty", "traffic", "burst")
 REQUEST_TIMEOUT = 10.0  # seconds
 DATATYPE_OF = {"uint8": "UINT8", "float32": "FP32"}
 
@@ -45,8 +47,18 @@ class LoadPlan:
     duration: float = 10.0  # seconds
     concurrency: int | None = None  # requests at once, instead of Poisson arrivals
     drift: DriftKind | None = None
+    trace: Trace | None = None
     seed: int = 0
+    rehearsal: Rehearsal | None = None  # how long the nodes and links were told to take ...
+    calibrations: Mapping[str, NodeCalibration] = field(default_factory=dict)  # ... and what they then serve with
+    settings: NodeSettings = field(default_factory=NodeSettings)
     security: Security = field(default_factory=Security)
+
+    @property
+    def workload(self) -> Workload:
+        """When requests arrive, and which."""
+        ease = confidence(self.samples.outputs.logits[0], self.confidence)
+        return Workload(self.topology, ease, self.duration, self.seed, self.drift, self.trace)
 
 
 @dataclass(slots=True)
@@ -86,35 +98,6 @@ def scaled(topology: Topology, total_rate: float | None) -> Topology:
     return Topology(tuple(replace(node, arrival_rate=node.arrival_rate * factor) for node in topology.nodes))
 
 
-class _Schedule:
-    """Which sample and how many requests/s, by time."""
-
-    def __init__(self, plan: LoadPlan) -> None:
-        self._plan = plan
-        self.rng = np.random.default_rng(plan.seed)
-        ease = confidence(plan.samples.outputs.logits[0], plan.confidence)
-        self._hard = np.argsort(ease)[: max(len(ease) // 2, 1)]
-        self._count = len(ease)
-        self._devices = [node.name for node in plan.topology.nodes if node.arrival_rate > 0]
-
-    def row(self, elapsed: float) -> int:
-        """The sample that a request takes."""
-        if self._plan.drift == "difficulty" and elapsed > self._plan.duration / 2:
-            return int(self.rng.choice(self._hard))
-        return int(self.rng.integers(self._count))
-
-    def factor(self, device: str, elapsed: float) -> float:
-        """By how much the rate of a device differs from the planned one."""
-        if self._plan.drift is None or elapsed <= self._plan.duration / 2:
-            return 1.0
-        if self._plan.drift == "traffic":
-            busy = self._devices[: (len(self._devices) + 1) // 2]
-            return len(self._devices) / len(busy) if device in busy else 0.0
-        if self._plan.drift == "burst":
-            return 2.0 if elapsed % 1 < 0.5 else 0.0
-        return 1.0
-
-
 def _messages(plan: LoadPlan) -> list[bytes]:
     """Every sample as a request that is ready to go."""
     messages = []
@@ -132,7 +115,8 @@ class LoadGenerator:
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.outcomes = Outcomes()
-        self._schedule = _Schedule(plan)
+        self._workload = plan.workload
+        self._rng = np.random.default_rng(plan.seed)  # of requests that do not arrive by themselves
         self._messages = _messages(plan)
         self._metadata = plan.security.metadata
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,7 +134,7 @@ class LoadGenerator:
         started = time.perf_counter()
         try:
             if plan.concurrency is None:
-                work = [self._arrivals(clients[node.name], node.name, node.arrival_rate, started) for node in devices]
+                work = [self._arrivals(clients[node.name], node, started) for node in devices]
             else:
                 chosen = [devices[index % len(devices)].name for index in range(plan.concurrency)]
                 work = [self._in_turn(clients[name], started) for name in chosen]
@@ -183,25 +167,20 @@ class LoadGenerator:
             await asyncio.sleep(1.0)
             show(self, await self._statuses(), time.perf_counter() - started)
 
-    async def _arrivals(self, client: NodeClient, name: str, rate: float, started: float) -> None:
-        """A Poisson process, thinned from its highest rate, that does not wait for answers."""
-        elapsed = 0.0
-        while True:
-            elapsed += self._schedule.rng.exponential(1 / (2 * rate))
-            if elapsed > self.plan.duration:
-                return
-            if self._schedule.rng.random() * 2 >= self._schedule.factor(name, elapsed):
-                continue
+    async def _arrivals(self, client: NodeClient, device: Node, started: float) -> None:
+        """Requests that do not wait for answers."""
+        for elapsed, row in self._workload.arrivals(device):
             wait = elapsed - (time.perf_counter() - started)
             if wait > 0:
                 await asyncio.sleep(wait)
-            task = asyncio.create_task(self._request(client, self._schedule.row(elapsed)))
+            task = asyncio.create_task(self._request(client, row))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _in_turn(self, client: NodeClient, started: float) -> None:
         while (elapsed := time.perf_counter() - started) < self.plan.duration:
-            await self._request(client, self._schedule.row(elapsed))
+            (row,) = self._workload.rows(np.array([elapsed]), self._rng)
+            await self._request(client, int(row))
 
     async def _request(self, client: NodeClient, row: int) -> None:
         outcomes = self.outcomes

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from exitflow.evaluation.accuracy import evaluate_plan
+from exitflow.planning.simulation import simulate
+from exitflow.planning.timing import timing
 from exitflow.serving.traffic.load import Measured, right_answers
 from exitflow.topology.rates import NodeRates, serving_plan
 
@@ -65,6 +67,7 @@ class LoadReport:
     links: Mapping[str, LinkFigures]  # child -> parent
     audit_agreement: float | None
     verdicts: tuple[tuple[str, bool], ...]  # sentence, and whether it is as planned
+    rehearsed: Mapping[str, Mapping[str, float | None]] | None = None  # "measured", "plan", "simulation" -> figures
 
     @property
     def as_planned(self) -> bool:
@@ -108,7 +111,37 @@ def report(measured: Measured) -> LoadReport:
         links=links,
         audit_agreement=agreed / audited if audited else None,
         verdicts=_verdicts(count, shares, rates.exit_share.tolist(), accuracy, evaluation.accuracy, links, measured),
+        rehearsed=_rehearsed(measured, accuracy, shares, evaluation.accuracy) if plan.rehearsal and count else None,
     )
+
+
+def _rehearsed(
+    measured: Measured, accuracy: float | None, shares: tuple[float, ...], planned_accuracy: float
+) -> Mapping[str, Mapping[str, float | None]]:
+    """What was measured, beside what `plan` and `simulate` say about the times that nodes were told to take."""
+    plan = measured.plan
+    assert plan.rehearsal is not None
+    topology = plan.rehearsal.topology(plan.topology)
+    rates = serving_plan(topology)
+    latency = timing(topology, rates).latency
+    workload = replace(plan.workload, topology=topology)
+    kind = plan.confidence
+    found = simulate(workload, plan.samples.outputs, plan.calibrations, settings=plan.settings, confidence_kind=kind)
+    simulated = np.bincount(found.exits, minlength=len(shares) + 1)[1:] / max(len(found.exits), 1)
+    return {
+        "measured": _figures(shares, accuracy, _percentiles(measured.outcomes.latencies)),
+        "plan": _figures(rates.exit_share.tolist(), planned_accuracy, asdict(latency) if latency else {}),
+        "simulation": _figures(simulated.tolist(), float(found.right.mean()), _percentiles(found.latency.tolist())),
+    }
+
+
+def _figures(
+    shares: Sequence[float], accuracy: float | None, times: Mapping[str, float | None]
+) -> Mapping[str, float | None]:
+    exits = {f"exit {exit} %": 100 * share for exit, share in enumerate(shares, start=1)}
+    right = None if accuracy is None else 100 * accuracy
+    seconds = {f"{key} ms": times.get(key) for key in ("p50", "p90", "p99")}
+    return {**exits, "right %": right, **seconds}
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:

@@ -13,8 +13,10 @@ from typing import Any
 from exitflow.addresses import parse_address
 from exitflow.config import decode_list, parse_toml
 from exitflow.errors import ConfigError, ServingError
+from exitflow.planning.arrivals import load_trace
+from exitflow.planning.rehearsal import rehearsal
 from exitflow.serving.bundle.bundle import MANIFEST, Bundle, Samples, load_bundle
-from exitflow.serving.node.node_settings import check_links, serving_spec
+from exitflow.serving.node.node_settings import check_links, serving_spec, simulated
 from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.traffic.cluster import LocalCluster, running_tree
 from exitflow.serving.traffic.load import LoadGenerator, LoadPlan, scaled
@@ -38,6 +40,9 @@ class LoadOptions:
     seed: int = 0
     remote: bool = False
     settings: Sequence[str] = ()  # of a tree that is started for the load
+    trace: str | None = None  # a file that gives the rate its shape over time
+    services: Sequence[str] = ()  # milliseconds that nodes of such a tree shall take, such as "device-*=20"
+    trips: Sequence[str] = ()  # and the links above them
     token: str | None = None
     certs: str | None = None
 
@@ -48,6 +53,8 @@ class LoadOptions:
             raise ConfigError(f"must be above 0 requests/s, got {self.total_rate:g}", key="--rate")
         if self.total_rate is not None and self.concurrency is not None:
             raise ConfigError("give --rate or --concurrency, not both", key="load")
+        if self.concurrency is not None and self.trace is not None:
+            raise ConfigError("says when requests arrive, which --concurrency leaves to the answers", key="--trace")
         if self.concurrency is not None and self.drift in ("traffic", "burst"):
             problem = f"{self.drift!r} changes when requests arrive, which --concurrency leaves to the answers"
             raise ConfigError(f"{problem}; give --rate instead, or --drift difficulty", key="--drift")
@@ -56,6 +63,10 @@ class LoadOptions:
 def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:
     """Send and compare; meanwhile, `show` is given a table every second."""
     security = Security(options.certs, options.token)
+    trace = load_trace(options.trace) if options.trace else None
+    calibrations = {}
+    if options.services or options.trips:
+        calibrations = dict(load_bundle(options.targets[0], max_exit=0).manifest.nodes)
     with _nodes(options, security) as (addresses, topology, samples, status):
         plan = LoadPlan(
             addresses,
@@ -66,7 +77,11 @@ def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:
             duration=options.duration,
             concurrency=options.concurrency,
             drift=options.drift,
+            trace=trace,
             seed=options.seed,
+            rehearsal=rehearsal(topology, options.services, options.trips),
+            calibrations=calibrations,
+            settings=simulated(serving_spec(options.settings)),
             security=security,
         )
         return report(asyncio.run(LoadGenerator(plan).run(_shower(show, plan) if show else None)))
@@ -92,7 +107,13 @@ def _nodes(
         yield _of_bundle(bundle, {name: place.grpc for name, place in tree.items()}, security)
         return
     settings = [f"--set={text}" for text in options.settings]
-    with tempfile.TemporaryDirectory() as logs, LocalCluster(bundle, options=settings, logs=Path(logs)) as cluster:
+    slowed = rehearsal(bundle.topology, options.services, options.trips)
+    names = [node.name for node in bundle.topology.nodes] if slowed else []
+    of_node = {name: [f"--set={text}" for text in slowed.settings(name)] for name in names} if slowed else {}
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        LocalCluster(bundle, options=settings, options_of=of_node, logs=Path(logs)) as cluster,
+    ):
         yield _of_bundle(bundle, {name: place.grpc for name, place in cluster.places.items()}, security)
 
 
@@ -110,8 +131,9 @@ def _of_bundle(
 
 
 def _refuse_settings(options: LoadOptions) -> None:
-    if options.settings:
-        raise ConfigError("these nodes run already, and keep the settings that they have", key="--set")
+    for key, given in (("--set", options.settings), ("--service", options.services), ("--rtt", options.trips)):
+        if given:
+            raise ConfigError("these nodes run already, and keep the settings that they have", key=key)
 
 
 def _of_addresses(
