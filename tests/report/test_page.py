@@ -1,5 +1,6 @@
 """The page: one file that needs nothing else, from results, from one run, and from a comparison."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,10 +15,13 @@ from exitflow.errors import RunError
 from exitflow.report.build import build_report, make_page
 from exitflow.report.page import Field, Page, PageTable, Section, render
 from exitflow.report.series import by_kind
-from exitflow.report.terminal import spread
+from exitflow.report.terminal import amount, spread
 from exitflow.runs.comparison import compare
+from exitflow.runs.measured_accuracy import keep_accuracy
+from exitflow.runs.runs import evaluate
 from exitflow.runs.spread import Spread
 from exitflow.runs.training import train
+from exitflow.runs.training_costs import TrainingCosts
 from exitflow.runs.training_folder import TrainingFolder
 from tests.small import image_dataset, tiny_system
 
@@ -48,7 +52,7 @@ def runs(tmp_path_factory):
 @pytest.mark.heavy
 def test_one_run_has_a_report(runs, tmp_path):
     path, figures = build_report(runs / "balanced-adj-seed-1", tmp_path)
-    assert figures == 3  # learning, weights, the error bound
+    assert figures == 2  # learning, the error bound; the weights, which never change, are a table
     text = text_of(path.read_text())
     assert "7 nodes, 3 exits" in text
     assert "80.0 %, 15.0 %, 5.0 %" in text
@@ -59,11 +63,69 @@ def test_one_run_has_a_report(runs, tmp_path):
 def test_a_comparison_has_a_report(runs):
     result = CliRunner().invoke(main, ["report", str(runs)])
     assert result.exit_code == 0, result.output
-    assert result.output == f"{runs}/report/index.html: written, and 3 figures beside it.\n"
+    assert result.output == f"{runs}/report/index.html: written, and 2 figures beside it.\n"
     text = text_of((runs / "report" / "index.html").read_text())
     assert "2 weightings" in text
     assert "±" in text
     assert CliRunner().invoke(main, ["report", str(runs)]).exit_code == 0  # again, over the old one
+
+
+def tables_of(page):
+    return {table.caption.partition(",")[0]: table for section in page.sections for table in section.tables}
+
+
+@pytest.mark.heavy
+def test_a_run_shows_its_test_accuracy_its_tree_and_every_node(runs, tmp_path):
+    shutil.copytree(runs / "serving-rate-seed-1", tmp_path / "run")
+    tables = tables_of(make_page(tmp_path / "run"))
+    assert [field.text for field in tables["Accuracy on test data"].rows[0][1]] == ["–"] * 4
+    assert "exitflow evaluate RUN" in tables["Accuracy on test data"].notes[0]
+    found = evaluate(tmp_path / "run", dataset=DATA)
+    keep_accuracy(tmp_path / "run", found)
+    page = make_page(tmp_path / "run")
+    tables = tables_of(page)
+    expected = [f"{100 * each:.1f}" for each in (found.accuracy, *found.exit_accuracy)]
+    assert [field.text for field in tables["Accuracy on test data"].rows[0][1]] == expected
+    nodes = dict(tables["Nodes"].rows)
+    assert len(nodes) == 7
+    last = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    one_way = last["link_bytes"]["device-0->edge-0"]
+    served = 100 * found.nodes["device-0"].accuracy
+    texts = [field.text for field in nodes["device-0"]]
+    assert texts == ["1", texts[1], "25.00", "80.0", "5.00", f"{served:.1f}", amount(2 * one_way)]
+    assert nodes["cloud-0"][-1].missing
+    html = render(page)
+    assert "<svg class='tree'" in html
+    assert "device-0 and 3 alike" in html
+
+
+@pytest.mark.heavy
+def test_what_a_training_took_is_beside_it(runs):
+    tables = tables_of(make_page(runs))
+    records = TrainingFolder(runs / "serving-rate-seed-1").records
+    costs = TrainingCosts.of(records)
+    rounds, sent, work, _ = dict(tables["What a training took"].rows)["serving-rate"]
+    assert (rounds.text, sent.text, work.text) == ("3", amount(costs.bytes_sent), amount(costs.multiply_adds))
+
+
+@pytest.mark.heavy
+def test_weights_that_change_are_a_figure_and_those_that_do_not_a_table(tmp_path):
+    for weighting, figure in (("serving-rate", False), ("flops-prop", True)):
+        train(tiny_system(f"training.weighting={weighting}"), tmp_path / weighting, dataset=DATA)
+        page = make_page(tmp_path / weighting)
+        assert [plot.name for plot in page.plots] == ["learning", "weights"][: 1 + figure]
+        assert ("Weights of the exits" in tables_of(page)) is not figure
+    rows = dict(tables_of(make_page(tmp_path / "serving-rate"))["Weights of the exits"].rows)
+    assert [field.text for field in rows["serving-rate"]] == ["80.0", "15.0", "5.0"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("text", ["{", "[]", '{"accuracy": "x"}', '{"accuracy": 1, "exit_accuracy": [1]}'])
+def test_a_damaged_accuracy_on_test_data_is_one_sentence(runs, tmp_path, text):
+    shutil.copytree(runs / "serving-rate-seed-1", tmp_path / "run")
+    (tmp_path / "run" / "test-accuracy.json").write_text(text)
+    with pytest.raises(RunError, match=r"test-accuracy\.json: is damaged: .*; delete it, and `exitflow evaluate`"):
+        make_page(tmp_path / "run")
 
 
 @pytest.mark.heavy
@@ -114,7 +176,7 @@ def test_only_the_training_may_differ_between_weightings(tmp_path):
 def test_a_dollar_in_a_name_is_no_mathematics(tmp_path):
     train(tiny_system(r"name=a$\foo$"), tmp_path / "run", dataset=DATA)
     path, figures = build_report(tmp_path / "run", tmp_path / "page")
-    assert figures == 2
+    assert figures == 1
     assert r"a$\foo$" in path.read_text()
 
 
@@ -152,5 +214,5 @@ def test_without_the_extra_it_says_what_to_install(runs, package):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'exitflow[report]'" in done.stderr
+    assert "[report]'" in done.stderr
     assert done.stderr.count("\n") == 1

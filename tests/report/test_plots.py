@@ -6,8 +6,8 @@ import pytest
 
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.report.palette import all_colours, colour_of, marker_of
-from exitflow.report.plots import Line, exits_plot, settings_plot
-from exitflow.report.series import Series
+from exitflow.report.plots import Line, curves_plot, exits_plot, settings_plot
+from exitflow.report.series import Curve, Series
 from exitflow.runs.methods import METHODS
 from exitflow.runs.spread import Spread
 
@@ -121,3 +121,15 @@ def test_panels_of_exits_share_a_scale():
     low = Line(Series("auto", "auto", ()), [Spread(0.1, None), Spread(0.2, None)])
     figure = exits_plot("x", "t", {"one": [line], "two": [low]}).figure
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+
+
+@pytest.mark.parametrize(("rounds", "apart"), [((4,), True), ((2, 4, 6), True), (tuple(range(1, 101)), False)])
+def test_few_points_of_one_round_stand_beside_each_other(rounds, apart):
+    series = [Series(name, name, ()) for name in ("auto", "flops-prop", "serving-rate")]
+    curve = Curve(rounds, tuple(Spread(0.5, None) for _ in rounds))
+    drawn = curves_plot("x", "A title", "accuracy, %", {"exit 1": lambda _: curve}, series)
+    (axes,) = drawn.figure.axes
+    places = {tuple(line.get_xdata()) for line in axes.get_lines()}
+    assert len(places) == (3 if apart else 1)
+    for line in places:
+        assert all(abs(place - round) < 0.5 for place, round in zip(line, rounds, strict=True))

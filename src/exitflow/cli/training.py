@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +220,7 @@ def evaluate(run: str, serving: tuple[str, ...], confidence: str, data_dir: str 
       exitflow evaluate runs/campus --serving 60-30-10 --serving 5-15-80 --json
     """
     from exitflow.runs import runs
+    from exitflow.runs.measured_accuracy import keep_accuracy
 
     check_part("--confidence", confidence, CONFIDENCES, "confidence")
     loaded = runs.Run(run)
@@ -227,6 +229,9 @@ def evaluate(run: str, serving: tuple[str, ...], confidence: str, data_dir: str 
         (setting, runs.evaluate(loaded, serving=setting, confidence=confidence, outputs=outputs))
         for setting in serving or (None,)
     ]
+    if not serving and confidence == "entropy":
+        with suppress(OSError):  # a run that cannot be written to can still be evaluated
+            keep_accuracy(loaded.path, results[0][1])
     if as_json:
         answers = "blended" if loaded.system.training.blends_answers else "own"
         objects = [{"run": run, "serving": setting, "answers": answers, **each.to_json()} for setting, each in results]

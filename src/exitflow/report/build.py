@@ -8,6 +8,7 @@ from exitflow.errors import RunError
 from exitflow.report.page import Page, write_page
 from exitflow.report.runs_page import runs_page
 from exitflow.report.terminal import progress_bar
+from exitflow.runs.measured_accuracy import read_accuracy
 from exitflow.runs.training_folder import TrainingFolder
 
 
@@ -27,4 +28,6 @@ def make_page(folder: Path) -> Page:
     specs = [own] if own.is_file() else sorted(folder.glob("*/spec.toml"))
     if not specs:
         raise RunError(f"{folder}: holds no runs")
-    return runs_page(folder, [TrainingFolder(path.parent) for path in specs])
+    found = {path.parent.name: read_accuracy(path.parent) for path in specs}
+    measured = {name: accuracy for name, accuracy in found.items() if accuracy}
+    return runs_page(folder, [TrainingFolder(path.parent) for path in specs], measured)

@@ -54,6 +54,7 @@ class Section:
     plots: Sequence[Plot] = ()
     parts: Sequence[Section] = ()
     short: str = ""  # for the contents
+    drawing: str = ""  # an SVG element of our own making, which stands first
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -25,6 +26,7 @@ from exitflow.runs.spread import Spread
 WIDTH = 5.2  # inches: two fit beside each other on a page, one on a phone
 TITLE_LETTERS = 54  # that surely fit on a line
 WEIGHT_LIMITS = (-4.0, 104.0)  # of weights in %, with room for the markers
+FEW = 12  # points of a curve that are moved aside, where several trainings have them in the same round
 TERM_NAMES = ("generalisation", "bias", "noise", "sampling")
 
 ERROR_TERMS_MEANING = (
@@ -172,10 +174,11 @@ def curves_plot(
     spreads: list[Spread] = []
     with _figure(title, _height(1.5, panels, series), len(panels)) as (figure, all_axes):
         for axes, (panel, curve_of) in zip(all_axes, panels.items(), strict=True):
-            for each in reversed(series):  # so that the first lies on top
-                curve = curve_of(each)
+            curves = [(each, curve_of(each)) for each in series]
+            room = _room([curve for _, curve in curves])
+            for number, (each, curve) in reversed(list(enumerate(curves))):  # so that the first lies on top
                 spreads += curve.values
-                _draw_curve(axes, each, curve)
+                _draw_curve(axes, each, curve, aside=room * ((number + 0.5) / len(curves) - 0.5))
             axes.set_title(f"{panel}: {unit}")
             axes.margins(x=0.02)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -231,15 +234,24 @@ def _draw_lines(axes: Axes, lines: Sequence[Line], all_series: Sequence[Series])
         axes.errorbar(places, means, yerr=bars, capsize=2.5, elinewidth=1.1, **_look(line.series))
 
 
-def _draw_curve(axes: Axes, series: Series, curve: Curve) -> None:
-    """With a band for the standard deviation."""
+def _room(curves: Sequence[Curve]) -> float:
+    """How far apart the points of one round may stand, in rounds; not at all where they are many."""
+    longest = max((curve.rounds for curve in curves), key=len, default=())
+    if not 1 <= len(longest) <= FEW:
+        return 0.0
+    return 0.3 * min((later - earlier for earlier, later in pairwise(longest)), default=1)
+
+
+def _draw_curve(axes: Axes, series: Series, curve: Curve, *, aside: float = 0.0) -> None:
+    """With a band for the standard deviation; few points are moved aside a little, so that none hides another."""
     means = np.array([100 * value.mean for value in curve.values])
     sparse = max(1, len(curve.rounds) // 8)
-    axes.plot(curve.rounds, means, markevery=sparse, **_look(series))
+    rounds = [round + aside for round in curve.rounds]
+    axes.plot(rounds, means, markevery=sparse, **_look(series))
     if curve.values and curve.values[0].std is not None:
         deviations = np.array([100 * (value.std or 0.0) for value in curve.values])
         axes.fill_between(
-            curve.rounds,
+            rounds,
             means - deviations,
             means + deviations,
             color=colour_of(series.kind).light,

@@ -13,6 +13,7 @@ from exitflow.errors import RunError
 from exitflow.federated.training_spec import TrainingSpec
 from exitflow.report.page import MISSING, Field, Page, PageTable, Section
 from exitflow.report.plots import ERROR_TERMS_MEANING, WEIGHT_LIMITS, Plot, curves_plot, error_terms_plot
+from exitflow.report.run_details import Measured, costs_table, measured_table, tree_section, weights_table
 from exitflow.report.series import Series, by_kind
 from exitflow.report.terminal import percent, spread
 from exitflow.runs.spread import Spread
@@ -21,8 +22,9 @@ from exitflow.system.system import System, layers
 from exitflow.topology.rates import serving_plan
 
 
-def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
-    """A page on what the records of these runs say."""
+def runs_page(folder: Path, runs: Sequence[TrainingFolder], measured: Measured | None = None) -> Page:
+    """A page on what the records of these runs say, and on what was found on test data."""
+    measured = measured or {}
     series = by_kind(runs)
     _check_comparable(series)
     system = series[0].trainings[0].system
@@ -30,9 +32,11 @@ def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
     title = system.name if len(runs) == 1 else f"{system.name}: {len(series)} {what}"
     if len(runs) > 1 and len(series) == 1:
         title = f"{system.name}: {len(runs)} runs"
-    sections = [Section("accuracy", "Accuracy", tables=[_accuracy_table(series), *_unfinished(runs)])]
+    tables = [_accuracy_table(series), measured_table(series, measured, _num_exits(series)), *_unfinished(runs)]
+    sections = [Section("accuracy", "Accuracy", tables=tables)]
     if any(run.records for run in runs):
-        sections.append(Section("training", "Training", plots=_plots(series, system)))
+        sections.append(_training_section(series, system))
+    sections.append(tree_section(runs, measured))
     terms = {each.label: each.error_terms for each in series if each.error_terms}
     if terms:
         plot = error_terms_plot("error-terms", f"{_where(system)}: what the weights cost by the error bound", terms)
@@ -41,8 +45,16 @@ def runs_page(folder: Path, runs: Sequence[TrainingFolder]) -> Page:
             "exitflow explain has all of them."
         )
         sections.append(Section("error-terms", "The error bound", text, plots=[plot]))
-    lead = "Accuracy on validation data during training; `exitflow evaluate` gives it on test data."
-    return Page(title, lead.replace("`", ""), _facts(folder, system, runs), sections)
+    lead = "How accurately it answers, how it was trained, and what every node does."
+    return Page(title, lead, _facts(folder, system, runs), sections)
+
+
+def _training_section(series: Sequence[Series], system: System) -> Section:
+    """Figures of what changes over the rounds, and tables of what does not."""
+    weights = weights_table(series, _num_exits(series))
+    tables = [table for table in (costs_table(series), weights) if table]
+    plots = _plots(series, system)
+    return Section("training", "Training", tables=tables, plots=plots[:1] if weights else plots)
 
 
 def _check_comparable(series: Sequence[Series]) -> None:

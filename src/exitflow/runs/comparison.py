@@ -15,6 +15,7 @@ from exitflow.data.dataset import Dataset
 from exitflow.evaluation.accuracy import Evaluation
 from exitflow.federated.training_spec import GIVEN, TrainingSpec
 from exitflow.runs.arguments import check_dataset, check_seeds, check_system, checked_path
+from exitflow.runs.measured_accuracy import keep_accuracy
 from exitflow.runs.methods import apply_method
 from exitflow.runs.runs import evaluate
 from exitflow.runs.spread import Spread
@@ -126,6 +127,7 @@ def compare(
             observer=(lambda rounds, label=label: observer(label, rounds)) if observer else None,
         )
         evaluations[name].append(evaluate(run, dataset=dataset))
+        keep_accuracy(run.path, evaluations[name][-1])
         costs[name].append(run.costs)
     return Comparison(
         system.name,
