@@ -161,15 +161,25 @@ def serve(bundle: str, node: str, parents: tuple[str, ...], settings: tuple[str,
 
 @click.command(cls=Command, short_help="Serve every node of BUNDLE on this machine.")
 @click.argument("bundle", type=FOLDER)
+@click.option(
+    "--base-port",
+    type=int,
+    metavar="PORT",
+    help="The nodes listen from here on, two ports each, gRPC and HTTP; any free ones if not given.",
+)
 @log_options
 @_set
 @json_option
-def up(bundle: str, settings: tuple[str, ...], as_json: bool, log_level: str, log_format: str) -> None:
+def up(
+    bundle: str, base_port: int | None, settings: tuple[str, ...], as_json: bool, log_level: str, log_format: str
+) -> None:
     """Start every node of BUNDLE as a process on this machine, and stop them all on Ctrl-C.
+
+    A node that ends by itself is started again.
 
     \b
     Example:
-      exitflow up bundles/campus
+      exitflow up bundles/campus --base-port 8000
       exitflow up bundles/campus --set codec=u8 --set forward=feature
     """
     from exitflow.serving.bundle.bundle import load_bundle
@@ -181,13 +191,13 @@ def up(bundle: str, settings: tuple[str, ...], as_json: bool, log_level: str, lo
     for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT too: a shell's background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     options = [f"--log-level={log_level}", f"--log-format={log_format}", *(f"--set={text}" for text in settings)]
-    cluster = LocalCluster(loaded, options=options)
+    logs.set_up(log_level, log_format, who="up")
+    cluster = LocalCluster(loaded, options=options, base_port=base_port)
     with cluster, cluster.announced():
         _print_places(cluster, as_json)
         try:
             while True:
-                for name, code in cluster.ended():
-                    click.echo(f"exitflow: node {name} ended with exit code {code}", err=True)
+                cluster.keep_running(time.monotonic())
                 time.sleep(0.2)
         except KeyboardInterrupt:
             click.echo("stopping", err=True)

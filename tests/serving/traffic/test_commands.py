@@ -14,8 +14,9 @@ import time
 import pytest
 from packaging.requirements import Requirement
 
-from exitflow.errors import ServingError
-from exitflow.serving.traffic.cluster import LocalCluster, _announcement, running_tree
+from exitflow.errors import ConfigError, ServingError
+from exitflow.free_ports import free_ports
+from exitflow.serving.traffic.cluster import FIRST_PAUSE, LocalCluster, _announcement, running_tree
 from exitflow.serving.traffic.load_report import _is_over
 from exitflow.serving.traffic.observe import _rates
 from tests.command import call
@@ -162,7 +163,7 @@ def test_a_node_that_dies_under_load_costs_depth_and_not_the_report(tmp_path):
         killer.join()
     assert found["answered"] == found["sent"] > 0
     assert set(found["nodes"]) == {"device", "edge"}
-    assert found["verdicts"][-1] == {"text": "nodes that stopped or started anew: cloud", "as_planned": False}
+    assert found["verdicts"][-1] == {"text": "nodes that were not there all the time: cloud", "as_planned": False}
 
 
 @pytest.mark.parametrize("drift", ["difficulty", "traffic", "burst"])
@@ -291,19 +292,64 @@ def test_a_node_that_does_not_start_says_why(tmp_path):
         tree.start()
 
 
-def test_a_tree_that_serves_an_older_bundle_is_not_loaded_by_the_new_one(tmp_path):
+def test_a_tree_whose_bundle_was_replaced_is_loaded_and_the_report_says_so(tmp_path):
     old = make_bundle(tmp_path / "b", chain())
-    make_bundle(tmp_path / "new", chain(), seed=1)
+    new = make_bundle(tmp_path / "new", chain(), seed=1)
     with LocalCluster(old, logs=tmp_path) as tree, tree.announced():
         shutil.rmtree(tmp_path / "b")
         shutil.copytree(tmp_path / "new", tmp_path / "b")
-        result = call("load", tmp_path / "b", "--duration", 1, code=2)
-        assert "let it load that with: exitflow reload 127.0.0.1:" in result.stderr
         result = call("reload", tree.places["cloud"].grpc, "127.0.0.1:1", code=2)
         assert "127.0.0.1:1: UNAVAILABLE" in result.stderr
         assert "; loaded before that: cloud (" in result.stderr
+        found = json.loads(call("load", tmp_path / "b", "--duration", 1, "--json").stdout)
+        assert found["answered"] == found["sent"] > 0
+        (remark,) = (verdict["text"] for verdict in found["verdicts"] if "exitflow reload" in verdict["text"])
+        assert f"device, edge serve bundle {old.version}, and are compared with what " in remark
+        assert f" is by now, {new.version}; let them load that with: exitflow reload 127.0.0.1:" in remark
         result = call("load", tmp_path / "b", "--set", "codec=u8", code=2)
         assert "--set: these nodes run already" in result.stderr
+
+
+def test_a_tree_with_a_dead_node_is_loaded_and_the_report_names_it(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain())
+    with LocalCluster(bundle, logs=tmp_path) as tree, tree.announced():
+        tree.stop(["cloud"], how=signal.SIGKILL)
+        found = json.loads(call("load", bundle.path, "--duration", 1, "--json").stdout)
+        assert found["answered"] == found["sent"] > 0
+        assert set(found["nodes"]) == {"device", "edge"}
+        assert found["verdicts"][-1] == {"text": "nodes that were not there all the time: cloud", "as_planned": False}
+        tree.stop(["edge", "device"], how=signal.SIGKILL)
+        assert "none of the nodes of" in call("load", bundle.path, code=2).stderr
+
+
+def test_a_node_that_ends_is_started_again_on_its_ports_ever_more_rarely(tmp_path, caplog):
+    bundle = make_bundle(tmp_path / "b", chain())
+    with LocalCluster(bundle, logs=tmp_path, base_port=free_ports(1)[0]) as tree:
+        edge, now = tree.places["edge"], 0.0
+        for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE):
+            process = tree.processes["edge"]
+            process.kill()
+            process.wait()
+            tree.keep_running(now)
+            assert f"node edge was ended by SIGKILL; it is started again in {pause:g} s" in caplog.text
+            tree.keep_running(now + pause / 2)
+            assert "edge" not in tree.processes
+            tree.keep_running(now + pause)
+            assert json.loads(tree.processes["edge"].stdout.readline())["grpc"] == edge.grpc
+            now += 100.0
+
+
+def test_ports_are_counted_from_where_one_says(tmp_path):
+    bundle = make_bundle(tmp_path / "b", chain())
+    places = LocalCluster(bundle, base_port=8000).places
+    assert [(place.grpc, place.http) for place in places.values()] == [
+        ("127.0.0.1:8000", "127.0.0.1:8001"),
+        ("127.0.0.1:8002", "127.0.0.1:8003"),
+        ("127.0.0.1:8004", "127.0.0.1:8005"),
+    ]
+    for port in (0, 80, 65531, 99999):
+        with pytest.raises(ConfigError, match=f"--base-port: must be between 1024 and 65530, .* got {port}"):
+            LocalCluster(bundle, base_port=port)
 
 
 def test_every_command_shows_an_example():

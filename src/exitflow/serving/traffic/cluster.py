@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -18,13 +19,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from exitflow.errors import ServingError
+from exitflow.errors import ConfigError, ServingError
 from exitflow.files import read_file, write_atomically
 from exitflow.free_ports import HOST, free_ports
 from exitflow.serving.bundle.bundle import Bundle
 
+log = logging.getLogger("exitflow.serving")
+
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
+FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0  # seconds before a node that ended is started again
+FIRST_PORT = 1024  # those below are for the system's own services
 
 
 @dataclass(frozen=True)
@@ -45,20 +50,24 @@ class LocalCluster:
         options: Sequence[str] = (),
         options_of: Mapping[str, Sequence[str]] | None = None,
         logs: Path | None = None,
+        base_port: int | None = None,
     ) -> None:
         """`options` go to every `exitflow serve`, `options_of` to that of a node; what they log goes to `logs`.
 
-        Without `logs` it goes to stderr.
+        Without `logs` it goes to stderr. The nodes, in the order of the bundle, take two ports each from `base_port`,
+        gRPC and HTTP; else any free ones.
         """
         self._options_of = options_of or {}
         self.bundle, self._options, self._logs = bundle, list(options), logs
         names = [node.name for node in bundle.topology.nodes]
-        ports = free_ports(2 * len(names))
+        ports = free_ports(2 * len(names)) if base_port is None else _ports_from(base_port, 2 * len(names))
         self.places = {
             name: Place(f"{HOST}:{ports[2 * index]}", f"{HOST}:{ports[2 * index + 1]}")
             for index, name in enumerate(names)
         }
         self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._pauses: dict[str, float] = {}  # before the next start of nodes that ended
+        self._due: dict[str, float] = {}  # when it is
 
     @property
     def processes(self) -> Mapping[str, subprocess.Popen[str]]:
@@ -102,6 +111,18 @@ class LocalCluster:
             if code is not None:
                 self.stop([name])
                 yield name, code
+
+    def keep_running(self, now: float) -> None:
+        """Start nodes again that ended by themselves, ever more rarely; `now` is in seconds, and calls are frequent."""
+        for name, code in self.ended():
+            pause = self._pauses.get(name, FIRST_PAUSE)
+            self._pauses[name], self._due[name] = min(2 * pause, LAST_PAUSE), now + pause
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            log.warning("node %s %s; it is started again in %g s", name, how, pause)
+        for name in [name for name, due in self._due.items() if due <= now]:
+            del self._due[name]
+            self._processes[name] = self._spawn(name, self.bundle.path, ())
+            log.info("node %s is started again", name)
 
     def _spawn(self, name: str, bundle: Path, options: Sequence[str]) -> subprocess.Popen[str]:
         place = self.places[name]
@@ -161,6 +182,13 @@ class LocalCluster:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _ports_from(first: int, count: int) -> range:
+    if not FIRST_PORT <= first <= 65536 - count:
+        problem = f"must be between {FIRST_PORT} and {65536 - count}, for {count} ports from there, got {first}"
+        raise ConfigError(problem, key="--base-port")
+    return range(first, first + count)
 
 
 def running_tree(bundle: Path) -> dict[str, Place] | None:

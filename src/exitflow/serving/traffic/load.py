@@ -53,6 +53,7 @@ class LoadPlan:
     calibrations: Mapping[str, NodeCalibration] = field(default_factory=dict)  # ... and what they then serve with
     settings: NodeSettings = field(default_factory=NodeSettings)
     security: Security = field(default_factory=Security)
+    remark: str = ""  # that belongs into the report
 
     @property
     def workload(self) -> Workload:
@@ -80,13 +81,27 @@ class Measured:
     plan: LoadPlan
     seconds: float
     outcomes: Outcomes
-    before: Mapping[str, dict[str, Any]]  # status of every node
+    before: Mapping[str, dict[str, Any]]  # status of every node that answered
     after: Mapping[str, dict[str, Any]]  # of those that still answer
 
     @property
     def lasting(self) -> list[str]:
         """Nodes that ran all the time."""
-        return [name for name, now in self.after.items() if now["started"] == self.before[name]["started"]]
+        started = {name: status["started"] for name, status in self.before.items()}
+        return [name for name, now in self.after.items() if now["started"] == started.get(name)]
+
+
+async def statuses(addresses: Mapping[str, str], security: Security) -> dict[str, dict[str, Any]]:
+    """The statuses of the nodes that answer, by name."""
+
+    async def status(name: str, address: str) -> tuple[str, dict[str, Any]] | None:
+        with contextlib.suppress(ServingError):
+            (found,) = await ask_each([address], security, NodeClient.status)
+            return name, found
+        return None
+
+    found = await asyncio.gather(*(status(*entry) for entry in addresses.items()))
+    return dict(entry for entry in found if entry)
 
 
 def scaled(topology: Topology, total_rate: float | None) -> Topology:
@@ -124,11 +139,10 @@ class LoadGenerator:
     async def run(self, show: Callable[[LoadGenerator, Mapping[str, Any], float], None] | None = None) -> Measured:
         """`show` is called every second with the nodes' status."""
         plan = self.plan
-        devices = [node for node in plan.topology.nodes if node.arrival_rate > 0 and node.name in plan.addresses]
+        before = await self._statuses()
+        devices = [node for node in plan.topology.nodes if node.arrival_rate > 0 and node.name in before]
         if not devices:
-            raise ServingError("no requests arrive at any of these nodes: give the addresses of the devices")
-        asked = await ask_each(plan.addresses.values(), plan.security, NodeClient.status)
-        before = dict(zip(plan.addresses, asked, strict=True))
+            raise ServingError("no requests arrive at any of the nodes that answer: give the addresses of devices")
         clients = {node.name: NodeClient(plan.addresses[node.name], plan.security) for node in devices}
         watch = asyncio.create_task(self._watch(show)) if show else None
         started = time.perf_counter()
@@ -150,16 +164,7 @@ class LoadGenerator:
         return Measured(plan, seconds, self.outcomes, before, await self._statuses())
 
     async def _statuses(self) -> dict[str, dict[str, Any]]:
-        """The statuses of the nodes that answer."""
-
-        async def status(name: str, address: str) -> tuple[str, dict[str, Any]] | None:
-            with contextlib.suppress(ServingError):
-                (found,) = await ask_each([address], self.plan.security, NodeClient.status)
-                return name, found
-            return None
-
-        found = await asyncio.gather(*(status(*entry) for entry in self.plan.addresses.items()))
-        return dict(entry for entry in found if entry)
+        return await statuses(self.plan.addresses, self.plan.security)
 
     async def _watch(self, show: Callable[[LoadGenerator, Mapping[str, Any], float], None]) -> None:
         started = time.perf_counter()

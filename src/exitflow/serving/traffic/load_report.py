@@ -240,8 +240,9 @@ def _verdicts(
         accuracy is not None and abs(accuracy - predicted) <= _tolerance(predicted, count),
     )
     gone = [name for name in measured.plan.addresses if name not in measured.lasting]
-    lost = [(f"nodes that stopped or started anew: {', '.join(gone)}", False)] if gone else []
-    return (answered, rates, limits, right, *lost)
+    lost = [(f"nodes that were not there all the time: {', '.join(gone)}", False)] if gone else []
+    remark = [(measured.plan.remark, False)] if measured.plan.remark else []
+    return (answered, rates, limits, right, *remark, *lost)
 
 
 def _tolerance(share: float, count: int) -> float:

@@ -19,7 +19,7 @@ from exitflow.serving.bundle.bundle import MANIFEST, Bundle, Samples, load_bundl
 from exitflow.serving.node.node_settings import check_links, serving_spec, simulated
 from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.traffic.cluster import LocalCluster, running_tree
-from exitflow.serving.traffic.load import LoadGenerator, LoadPlan, scaled
+from exitflow.serving.traffic.load import LoadGenerator, LoadPlan, scaled, statuses
 from exitflow.serving.traffic.load_report import LoadReport, report
 from exitflow.serving.wire.security import Security
 from exitflow.topology.graph import Node, Topology
@@ -67,19 +67,20 @@ def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:
     calibrations = {}
     if options.services or options.trips:
         calibrations = dict(load_bundle(options.targets[0], max_exit=0).manifest.nodes)
-    with _nodes(options, security) as (addresses, topology, samples, status):
+    with _nodes(options, security) as target:
         plan = LoadPlan(
-            addresses,
-            scaled(topology, options.total_rate),
-            samples,
-            status["model"],
-            confidence=status["confidence"],
+            target.addresses,
+            scaled(target.topology, options.total_rate),
+            target.samples,
+            target.status["model"],
+            confidence=target.status["confidence"],
+            remark=target.remark,
             duration=options.duration,
             concurrency=options.concurrency,
             drift=options.drift,
             trace=trace,
             seed=options.seed,
-            rehearsal=rehearsal(topology, options.services, options.trips),
+            rehearsal=rehearsal(target.topology, options.services, options.trips),
             calibrations=calibrations,
             settings=simulated(serving_spec(options.settings)),
             security=security,
@@ -87,10 +88,19 @@ def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:
         return report(asyncio.run(LoadGenerator(plan).run(_shower(show, plan) if show else None)))
 
 
+@dataclass(frozen=True)
+class _Target:
+    """Nodes, and what they serve."""
+
+    addresses: Mapping[str, str]
+    topology: Topology
+    samples: Samples
+    status: Mapping[str, Any]  # of one of them
+    remark: str = ""
+
+
 @contextlib.contextmanager
-def _nodes(
-    options: LoadOptions, security: Security
-) -> Iterator[tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]]:
+def _nodes(options: LoadOptions, security: Security) -> Iterator[_Target]:
     """Where the nodes are and what they serve; those that were started for this are stopped again."""
     first, *others = options.targets
     if not Path(first).is_dir():
@@ -117,17 +127,20 @@ def _nodes(
         yield _of_bundle(bundle, {name: place.grpc for name, place in cluster.places.items()}, security)
 
 
-def _of_bundle(
-    bundle: Bundle, addresses: Mapping[str, str], security: Security
-) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
-    statuses = asyncio.run(ask_each(addresses.values(), security, NodeClient.status))
-    for status, address in zip(statuses, addresses.values(), strict=True):
-        if status["bundle"] != bundle.hash:
-            raise ServingError(
-                f"node {status['node']!r} serves bundle {status['bundle'][:12]}, but {bundle.path} is {bundle.version} "
-                f"by now; let it load that with: exitflow reload {address}"
-            )
-    return addresses, bundle.topology, bundle.samples(), statuses[0]
+def _of_bundle(bundle: Bundle, addresses: Mapping[str, str], security: Security) -> _Target:
+    """The nodes of this bundle's tree, which may still serve what was there before it."""
+    found = asyncio.run(statuses(addresses, security))
+    if not found:
+        raise ServingError(f"none of the nodes of {bundle.path} answers")
+    old = {name: status["bundle"][:12] for name, status in found.items() if status["bundle"] != bundle.hash}
+    remark = ""
+    if old:
+        served, places = ", ".join(sorted(set(old.values()))), " ".join(addresses[name] for name in old)
+        remark = (
+            f"{', '.join(old)} serve bundle {served}, and are compared with what {bundle.path} is by now, "
+            f"{bundle.version}; let them load that with: exitflow reload {places}"
+        )
+    return _Target(addresses, bundle.topology, bundle.samples(), next(iter(found.values())), remark)
 
 
 def _refuse_settings(options: LoadOptions) -> None:
@@ -136,23 +149,21 @@ def _refuse_settings(options: LoadOptions) -> None:
             raise ConfigError("these nodes run already, and keep the settings that they have", key=key)
 
 
-def _of_addresses(
-    options: LoadOptions, security: Security
-) -> tuple[Mapping[str, str], Topology, Samples, Mapping[str, Any]]:
+def _of_addresses(options: LoadOptions, security: Security) -> _Target:
     for address in options.targets:
         if ":" not in address:
             raise ConfigError(f"there is no such bundle, and it is no HOST:PORT, got {address!r}", key="BUNDLE|ADDRESS")
         if not parse_address(address, "BUNDLE|ADDRESS").is_loopback and not options.remote:
             raise ConfigError(f"{address} is not of this machine: give --remote to load it all the same", key="load")
-    statuses = asyncio.run(ask_each(options.targets, security, NodeClient.status))
-    if len({status["bundle"] for status in statuses}) > 1:
+    found = asyncio.run(ask_each(options.targets, security, NodeClient.status))
+    if len({status["bundle"] for status in found}) > 1:
         raise ServingError("the nodes serve different bundles; load nodes of one")
     first = options.targets[:1]
     (system,) = asyncio.run(ask_each(first, security, NodeClient.system))
     (samples,) = asyncio.run(ask_each(first, security, NodeClient.samples))
     topology = Topology(tuple(decode_list(Node, parse_toml(system.decode())["nodes"], "nodes")))
-    addresses = {status["node"]: address for status, address in zip(statuses, options.targets, strict=True)}
-    return addresses, topology, Samples.from_bytes(samples), statuses[0]
+    addresses = {status["node"]: address for status, address in zip(found, options.targets, strict=True)}
+    return _Target(addresses, topology, Samples.from_bytes(samples), found[0])
 
 
 def _shower(show_table: Show, plan: LoadPlan) -> Callable[[LoadGenerator, Mapping[str, Any], float], None]:
