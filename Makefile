@@ -12,10 +12,13 @@ help:  ## this list
 
 install: .venv/.installed  ## .venv with the exitflow command in it
 
-demo: .venv/.installed  ## plan, train with five weightings, compare, serve: about two minutes
+DEMO := examples/campus.toml
+
+demo: .venv/.installed  ## plan, train in three ways with three seeds each, report, serve: about two minutes
 	rm -rf runs/demo
-	$(BIN)/exitflow plan paper-7:80-15-5
-	$(BIN)/exitflow compare paper-7:80-15-5 --set training.rounds=30 --out runs/demo
+	$(BIN)/exitflow plan $(DEMO)
+	$(BIN)/exitflow compare $(DEMO) --weightings auto,serving-rate,balanced-adj --seeds 9,42,67 --set training.rounds=15 --out runs/demo
+	$(BIN)/exitflow report runs/demo
 	$(BIN)/exitflow evaluate runs/demo/auto-seed-9
 	$(BIN)/exitflow export runs/demo/auto-seed-9 --out runs/demo/bundle
 	$(BIN)/exitflow load runs/demo/bundle --duration 15

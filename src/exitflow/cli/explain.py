@@ -18,10 +18,12 @@ from exitflow.cli.options import (
     workers_option,
 )
 from exitflow.cli.program import Command
-from exitflow.report.terminal import percent, print_table
+from exitflow.report.terminal import percent, print_table, waiting
 
 if TYPE_CHECKING:
     from exitflow.runs.explanation import Explanation
+
+_FOLDED = {"generalisation": "general-\nisation"}  # or a table with three exits would not fit 80 columns
 
 
 @click.command(cls=Command, short_help="What each weighting costs, error by error.")
@@ -49,11 +51,13 @@ def explain(
       exitflow explain campus.toml
       exitflow explain paper-7:5-15-80 --set training.rounds=5 --json
     """
-    from exitflow.runs import explanation
     from exitflow.system.system import load_system
 
     loaded = load_system(system, as_overrides(data_dir=data_dir, overrides=overrides))
-    result = explanation.explain(loaded, backend=backend, workers=workers)
+    with waiting(f"Measuring the gradients of {len(loaded.topology.nodes):,} nodes, before any training"):
+        from exitflow.runs import explanation
+
+        result = explanation.explain(loaded, backend=backend, workers=workers)
     if as_json:
         print_json(result.to_json())
         return
@@ -69,7 +73,7 @@ def explain(
     ]
     most = max(inputs.loss_bound for inputs in result.inputs.values())
     title = f"{loaded.name}: weights in %, and what they cost by the error bound, {most:.2f} each at most"
-    print_table(title, ["weighting", *exits, *errors], rows)
+    print_table(title, ["weighting", *exits, *(_FOLDED.get(error, error) for error in errors)], rows)
     if len(result.weights) > 1:
         click.echo(f"Least in total: {result.cheapest}. {_why(result)}")
     for note in _notes(result):

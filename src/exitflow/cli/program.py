@@ -22,7 +22,6 @@ from exitflow.errors import ConfigError, ExitflowError, MissingExtraError, one_l
 EXTRAS = {  # package -> the extra that installs it
     "torch": "train",
     "safetensors": "train",
-    "tqdm": "train",
     "flwr": "flower",
     "httpx": "flower",
     "cryptography": "flower",

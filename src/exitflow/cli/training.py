@@ -28,7 +28,7 @@ from exitflow.errors import ConfigError, suggestion
 from exitflow.federated.training_spec import GIVEN
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.parts import check_part, is_own
-from exitflow.report.terminal import amount, percent, print_table, progress_bar, rate, spread
+from exitflow.report.terminal import amount, percent, print_table, progress_bar, rate, spread, waiting
 from exitflow.routing import CONFIDENCES
 from exitflow.runs.methods import METHODS
 
@@ -219,12 +219,13 @@ def evaluate(run: str, serving: tuple[str, ...], confidence: str, data_dir: str 
       exitflow evaluate runs/campus
       exitflow evaluate runs/campus --serving 60-30-10 --serving 5-15-80 --json
     """
-    from exitflow.runs import runs
-    from exitflow.runs.measured_accuracy import keep_accuracy
-
     check_part("--confidence", confidence, CONFIDENCES, "confidence")
-    loaded = runs.Run(run)
-    outputs = loaded.outputs(dataset_for(loaded, data_dir))
+    with waiting(f"Computing what every exit of {run} says to the test data"):
+        from exitflow.runs import runs
+        from exitflow.runs.measured_accuracy import keep_accuracy
+
+        loaded = runs.Run(run)
+        outputs = loaded.outputs(dataset_for(loaded, data_dir))
     results = [
         (setting, runs.evaluate(loaded, serving=setting, confidence=confidence, outputs=outputs))
         for setting in serving or (None,)

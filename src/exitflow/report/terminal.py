@@ -1,56 +1,108 @@
-"""Tables that align, and what keeps quiet where nobody watches: a progress bar, and a table that changes in place."""
+"""What a person sees at a terminal: tables, and what moves while something is waited for; all of it by rich.
+
+Tables fit the terminal, or 80 columns where there is none. What moves is written to stderr, is gone at the end, and is
+not there at all where stderr is no terminal. It needs no thread, because processes are forked beside it.
+"""
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import click
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 MAX_ROWS = 40
-GAP = "   "  # between columns
-
-
-def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Header, rule and rows. The first column is text, the others are figures."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    aligned = [
-        GAP.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in (columns, *rows)
-    ]
-    rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
-    return [f" {line}" for line in (aligned[0], rule, *aligned[1:])]
+MAX_LIVE_ROWS = 200  # more than any terminal has lines
+A_DAY = 86_400.0  # seconds over which the pace of a progress bar is a mean
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, more: str = "--json") -> None:
     """Long tables are cut; `more` says where the rest is."""
-    click.secho(title, bold=True)
-    click.echo("\n".join(table_lines(columns, rows[:MAX_ROWS])))
+    console = Console(highlight=False)
+    console.print(Text(title, style="bold"), _table(columns, rows[:MAX_ROWS]), sep="\n")
     if len(rows) > MAX_ROWS:
-        click.echo(f"... and {len(rows) - MAX_ROWS:,} more: see {more}")
-    click.echo()
+        console.print(Text(f"... and {len(rows) - MAX_ROWS:,} more: see {more}"))
+    console.print()
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The first column is text, the others are figures. What does not fit is folded, and nothing is left out."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="")
+    for index, column in enumerate(columns):
+        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 @contextmanager
 def live_table() -> Iterator[Callable[[str, Sequence[str], Sequence[Sequence[str]]], None] | None]:
-    """A function that shows a table where the last one was; at the end it is gone. None where stderr is no terminal."""
+    """A function that shows a table where the last one was. None where nobody watches."""
     if not sys.stderr.isatty():
         yield None
         return
-    erase = ""
+    with _live(Text("")) as live:
 
-    def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        nonlocal erase
-        width, height = shutil.get_terminal_size()
-        lines = [line[:width] for line in (title, *table_lines(columns, rows))][: height - 1]
-        click.echo(erase + "\n".join(lines), err=True)
-        erase = f"\x1b[{len(lines)}F\x1b[J"  # so many lines up, and all below away
+        def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+            live.update(Group(Text(title), _table(columns, rows[:MAX_LIVE_ROWS])), refresh=True)
 
-    try:
-        yield show
-    finally:
-        click.echo(erase, err=True, nl=False)
+        try:
+            yield show
+        finally:
+            live.update(Text(""))  # at its end it would be drawn in full, and what has left the screen cannot be erased
+
+
+@contextmanager
+def waiting(sentence: str) -> Iterator[None]:
+    """Says what takes so long, for as long as it does."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with _live(Text(f"{sentence} ...")):
+        yield
+
+
+def _live(first: RenderableType) -> Live:
+    console = Console(stderr=True, highlight=False)
+    return Live(first, console=console, transient=True, auto_refresh=False, vertical_overflow="crop")
+
+
+@contextmanager
+def progress_bar(total: int, *, unit: str = "rounds") -> Iterator[Callable[[str, float], None]]:
+    """A function to be told (what is being done, how many are done).
+
+    What was done before the first call does not count for the estimate of the time left.
+    """
+    columns: tuple[str | ProgressColumn, ...] = (
+        BarColumn(bar_width=20),
+        TextColumn(f"{{task.completed:.1f}}/{{task.total}} {unit},"),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left: {task.description}", markup=False),  # what may be cut is last
+    )
+    progress = Progress(
+        *columns,
+        console=Console(stderr=True, highlight=False),
+        auto_refresh=False,
+        transient=True,
+        speed_estimate_period=A_DAY,
+        disable=not sys.stderr.isatty(),
+    )
+    with progress:
+
+        def update(description: str, done: float) -> None:
+            if not progress.task_ids:
+                progress.add_task(description, total=total, completed=done)  # type: ignore[arg-type]
+            progress.update(progress.task_ids[0], description=description, completed=done, refresh=True)
+
+        yield update
 
 
 def percent(fraction: float | None) -> str:
@@ -82,30 +134,3 @@ def rate(requests_per_second: float) -> str:
     """With as many decimals as help."""
     small = 0 < requests_per_second < 0.1
     return f"{requests_per_second:.3g}" if small else f"{requests_per_second:.2f}"
-
-
-@contextmanager
-def progress_bar(total: int, *, unit: str = "rounds") -> Iterator[Callable[[str, float], None]]:
-    """A function to be told (what is being done, how many are done). Shows nothing where stderr is no terminal.
-
-    What was done before the first call does not count for the estimate of the time left.
-    """
-    from tqdm import tqdm
-
-    tqdm.monitor_interval = 0  # no thread beside processes that fork
-    form = "|{bar:20}| {n:.1f}/{total} {unit}, {elapsed} elapsed, {remaining} left: {desc}"  # what may be cut is last
-    bar: tqdm[None] | None = None
-
-    def update(description: str, done: float) -> None:
-        nonlocal bar
-        if bar is None:
-            look = {"desc": description, "unit": unit, "bar_format": form, "dynamic_ncols": True, "leave": False}
-            bar = tqdm(total=total, initial=done, disable=None, smoothing=0, **look)  # 0: the mean pace
-        bar.set_description_str(description, refresh=False)
-        bar.update(done - bar.n)
-
-    try:
-        yield update
-    finally:
-        if bar is not None:
-            bar.close()
