@@ -20,20 +20,20 @@ def printed(capsys, columns, rows):
 def test_columns_align_text_left_and_figures_right(capsys):
     assert printed(capsys, ["node", "served"], [["a", "10.25"], ["device-0", "3"]]) == [
         "a title",
-        " node       served",
-        "───────────────────",
-        " a           10.25",
-        " device-0        3",
+        "node      served",
+        "────────────────",
+        "a          10.25",
+        "device-0       3",
         "",
     ]
 
 
 def test_a_table_may_have_no_rows(capsys):
-    assert printed(capsys, ["node", "served"], []) == ["a title", " node   served", "───────────────", ""]
+    assert printed(capsys, ["node", "served"], []) == ["a title", "node  served", "────────────", ""]
 
 
 def test_cells_are_printed_as_they_stand(capsys):
-    assert " [/red] :smile:" in printed(capsys, ["node"], [["[/red] :smile:"]])
+    assert "[/red] :smile:" in printed(capsys, ["node"], [["[/red] :smile:"]])
 
 
 def test_where_there_is_no_terminal_a_table_fits_80_columns_and_loses_nothing(capsys, monkeypatch):

@@ -155,7 +155,7 @@ def _by_first(classes: NodeClasses) -> list[Node]:
 
 def _label(classes: NodeClasses, name: str) -> str:
     number = classes.size[name]
-    return name if number == 1 else f"{name} (x {number:,})"
+    return name if number == 1 else f"{name} x{number:,}"
 
 
 def _print_timing(found: Timing, classes: NodeClasses) -> None:

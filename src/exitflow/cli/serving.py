@@ -283,7 +283,7 @@ def _print_load(found: LoadReport) -> None:
         [
             name,
             *(
-                f"{rate(measured)} / {rate(planned)}"
+                f"{rate(measured)}/{rate(planned)}"
                 for measured, planned in (
                     (node.received, node.planned_received),
                     (node.served, node.planned_served),

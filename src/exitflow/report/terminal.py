@@ -33,7 +33,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The first column is text, the others are figures. What does not fit is folded, and nothing is left out."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
     for index, column in enumerate(columns):
         table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
     for row in rows:
