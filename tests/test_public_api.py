@@ -49,6 +49,7 @@ PUBLIC = {
     "Topology",
     "TrainingError",
     "TrainingSpec",
+    "TransformersNetwork",
     "__version__",
     "apply_method",
     "compare",

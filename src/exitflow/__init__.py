@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     )
     from exitflow.federated.types import ServerState, Update
     from exitflow.federated.weighting import ExitProfile
-    from exitflow.models.backbones import TimmNetwork
+    from exitflow.models.backbones import TimmNetwork, TransformersNetwork
     from exitflow.models.nested import EarlyExitNetwork, NestedModel
     from exitflow.models.specs import (
         CommonNetwork,
@@ -98,7 +98,7 @@ _HOMES = {
         "SeparateNetworks",
         "SlimResNet",
     ),
-    "exitflow.models.backbones": ("TimmNetwork",),
+    "exitflow.models.backbones": ("TimmNetwork", "TransformersNetwork"),
     "exitflow.topology.graph": ("Link", "Node", "Topology"),
     "exitflow.topology.rates": ("NodeRates", "ServingPlan", "serving_plan"),
     "exitflow.topology.settings": ("with_setting",),
@@ -149,6 +149,7 @@ __all__ = [
     "Topology",
     "TrainingError",
     "TrainingSpec",
+    "TransformersNetwork",
     "Update",
     "__version__",
     "aggregate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +44,29 @@ class TimmNetwork:
         check_num_exits(self.exit_blocks, num_exits)
         heads = early_heads(self.heads, num_exits)
         return replace(self, heads=heads, weights_sha256=self.weights_sha256 or digest_of(self.weights))
+
+
+@dataclass(frozen=True)
+class TransformersNetwork:
+    """An encoder of transformers on token ids, such as BERT (`exitflow.models.transformer_networks`)."""
+
+    family: Literal["transformers"] = "transformers"
+    name: str = "bert"  # transformers' name of the kind: bert, distilbert, roberta, electra, ...
+    settings: dict[str, int] = field(default_factory=dict)  # whole numbers of its config.json: vocab_size, ...
+    weights: str | None = None  # a file of safetensors or a torch state dict; absent: from scratch
+    weights_sha256: str | None = None
+    exit_blocks: ExitBlocks = "auto"  # the layer behind which each exit stands, counted from 1
+    head: Literal["gap", "token"] = "gap"  # of every exit: on the mean of all tokens, or on the first
+    num_exits: int | None = None  # filled in: of the system
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_exit_blocks(self.exit_blocks)
+
+    def resolve(self, num_exits: int) -> TransformersNetwork:
+        """The same with its number of exits, and the digest of its weights where they are there."""
+        check_num_exits(self.exit_blocks, num_exits)
+        return replace(self, num_exits=num_exits, weights_sha256=self.weights_sha256 or digest_of(self.weights))
 
 
 def check_exit_blocks(blocks: ExitBlocks) -> None:

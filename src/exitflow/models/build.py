@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from exitflow.errors import ConfigError
-from exitflow.models import early_exit_resnet, slim_resnet, timm_networks
+from exitflow.models import early_exit_resnet, slim_resnet, timm_networks, transformer_networks
 from exitflow.models.backbones import TimmNetwork
 from exitflow.models.dry_run import check_network
 from exitflow.models.nested import NestedModel
@@ -89,4 +89,5 @@ _BUILDERS: dict[str, Callable[[Any, Shape, int], NestedModel]] = {
     "separate": _separate,
     "custom": _custom,
     "timm": timm_networks.build,
+    "transformers": transformer_networks.build,
 }

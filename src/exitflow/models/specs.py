@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self
 
 from exitflow.config import check_fields, decode, located, require, require_table
 from exitflow.errors import suggestion
-from exitflow.models.backbones import TimmNetwork
+from exitflow.models.backbones import TimmNetwork, TransformersNetwork
 from exitflow.parts import Part, is_own, part_name
 
 HeadKind = Literal["gap", "grid"]
@@ -212,6 +212,7 @@ FAMILIES: dict[str, type[ModelSpec]] = {
     "separate": SeparateNetworks,
     "custom": CustomModel,
     "timm": TimmNetwork,
+    "transformers": TransformersNetwork,
 }
 _MADE_OF_ANOTHER = ("common", "separate")
 
@@ -238,7 +239,7 @@ def factories(spec: ModelSpec) -> frozenset[str]:
 
 def without_weights(spec: ModelSpec) -> ModelSpec:
     """The same network, to be filled with weights that come from elsewhere."""
-    if isinstance(spec, TimmNetwork):
+    if isinstance(spec, TimmNetwork | TransformersNetwork):
         return replace(spec, weights=None, weights_sha256=None)
     if isinstance(spec, CommonNetwork | SeparateNetworks):
         return replace(spec, network=without_weights(spec.network))
