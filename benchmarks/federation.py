@@ -19,7 +19,7 @@ from benchmarks.scale import MANY, NUM_TRAIN
 from exitflow.data.dataset import Dataset
 from exitflow.federated.types import ServerState
 from exitflow.flower.backend import FlowerBackend
-from exitflow.flower.simulation import LocalFederation
+from exitflow.flower.loopback import LocalFederation
 from exitflow.runs.run_dir import RunDir
 from exitflow.runs.training import Training
 from exitflow.system.assembly import Assembly, dataset_of

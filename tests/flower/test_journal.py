@@ -10,8 +10,8 @@ pytest.importorskip("flwr")
 
 from exitflow.errors import TrainingError
 from exitflow.federated.types import Missing, Update
+from exitflow.flower.federation_status import Present, added_up
 from exitflow.flower.journal import FILE, ROTATED_AT, Follower, is_being_kept, keeping_journal, read_journal, tell
-from exitflow.flower.status import Present, added_up
 from tests.small import task_of
 
 KEYS = {"device-0": "aa", "cloud-0": "bb"}

@@ -11,6 +11,7 @@ import contextlib
 
 from exitflow.errors import ConfigError
 from exitflow.flower.commands import renewable
+from exitflow.flower.federation_status import days_until
 from exitflow.flower.keys import (
     CA,
     CERTIFICATE,
@@ -24,7 +25,6 @@ from exitflow.flower.keys import (
     write_node_key,
     write_server_certificate,
 )
-from exitflow.flower.status import days_until
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.types import Missing, Update
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.flower.backend import FlowerBackend
-from exitflow.flower.simulation import LocalFederation
+from exitflow.flower.loopback import LocalFederation
 from exitflow.system.assembly import Assembly
 from tests.small import image_dataset, task_of, tiny_system
 

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from exitflow.cli.main import main
 from exitflow.errors import RunError
-from exitflow.report.build import build_report, make_page
 from exitflow.report.page import Field, Page, PageTable, Section, render
 from exitflow.report.series import by_kind
 from exitflow.report.terminal import amount, spread

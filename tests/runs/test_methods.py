@@ -253,7 +253,7 @@ def test_costs_by_hand(tmp_path):
     hops = 4 * 2 + 2 * 1  # devices are two links from the cloud, edge servers one
     assert run.costs.bytes_sent == 2 * 2 * hops * size
     batches = sum(min(8, samples) for samples in assembly.samples.values())
-    assert run.costs.multiply_adds == 2 * 2 * batches * assembly.costs[0].multiply_adds
+    assert run.costs.multiply_adds == 2 * 2 * batches * assembly.exit_costs[0].multiply_adds
 
 
 def test_the_table_of_peers_holds_every_method_and_trains_what_ignores_the_setting_once():

@@ -14,7 +14,7 @@ from exitflow.cli.program import Group
 from exitflow.report.terminal import print_table
 
 if TYPE_CHECKING:
-    from exitflow.flower.status import FederationStatus
+    from exitflow.flower.federation_status import FederationStatus
 
 
 @click.group(cls=Group, short_help="Train across machines that keep their data.")
@@ -77,7 +77,7 @@ def server(folder: str, host: str | None, flwr_run: bool, log_level: str, log_fo
     """
     logs.set_up(log_level, log_format, who="server")
     from exitflow.flower.folders import read_address, server_folder
-    from exitflow.flower.server import run_server
+    from exitflow.flower.superlink import run_server
 
     found = server_folder(folder)
     ready = f"The federation meets at {read_address(found)}."
@@ -104,7 +104,7 @@ def node(folder: str, data_dir: str | None, log_level: str, log_format: str) -> 
       exitflow federation node federation/nodes/device-0 --data-dir /data
     """
     from exitflow.flower.folders import node_of
-    from exitflow.flower.node import run_node
+    from exitflow.flower.supernode import run_node
 
     logs.set_up(log_level, log_format, who=node_of(Path(folder)))
     run_node(Path(folder), data_dir=data_dir)
@@ -133,7 +133,7 @@ def worker(name: str, path: str, states: str, data_dir: str | None, log_level: s
       exitflow federation worker device-0 --socket /run/exitflow/device-0 --data-dir /data
       flower-supernode ... --node-config 'worker="/run/exitflow/device-0"'
     """
-    from exitflow.flower.node import run_worker
+    from exitflow.flower.supernode import run_worker
 
     logs.set_up(log_level, log_format, who=name)
     run_worker(name, Path(path), states=Path(states), data_dir=data_dir)
@@ -151,8 +151,8 @@ def status(context: click.Context, folder: str, as_json: bool) -> None:
       exitflow federation status federation
       exitflow federation status federation/server --json
     """
+    from exitflow.flower.federation_status import federation_status
     from exitflow.flower.folders import read_address, server_folder
-    from exitflow.flower.status import federation_status
 
     found = server_folder(folder)
     federation = federation_status(found, read_address(found))

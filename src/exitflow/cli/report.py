@@ -21,7 +21,7 @@ def report(runs: str, out: str | None) -> None:
       exitflow report runs/campus
       exitflow report runs/demo --out report
     """
-    from exitflow.report.build import build_report
+    from exitflow.report.writing import build_report
 
     page, figures = build_report(runs, out)
     click.echo(f"{page}: written, and {figures} {'figure' if figures == 1 else 'figures'} beside it.")

@@ -23,8 +23,8 @@ from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.types import UPDATE_FIGURES, GradientFigures, Missing, ServerState, Status, Task, Update
 from exitflow.flower.courier import Courier, Reply
 from exitflow.flower.journal import Journal
+from exitflow.flower.loopback import LocalFederation
 from exitflow.flower.screening import SizeScreen, mismatch
-from exitflow.flower.simulation import LocalFederation
 from exitflow.models.nested import Coverage
 from exitflow.tensors import Tensors, pack, take, unpack
 

@@ -12,8 +12,8 @@ import time
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from exitflow.flower.envelopes import from_records, to_records
 from exitflow.flower.frames import receive_frame, send_frame
-from exitflow.flower.messages import from_records, to_records
 
 WORKER = "worker"  # key of the SuperNode's configuration: the path of the worker's socket
 PATIENCE = 60.0  # seconds in which a restarting worker is waited for

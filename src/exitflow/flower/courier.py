@@ -93,7 +93,7 @@ class GridCourier:
         """As a Flower message of its own."""
         from flwr.app import Message
 
-        from exitflow.flower.messages import to_records
+        from exitflow.flower.envelopes import to_records
 
         kind = "train" if header.get("kind") == "train" else "query"
         group = str(header.get("task", {}).get("round", ""))
@@ -102,7 +102,7 @@ class GridCourier:
 
     def receive(self, messages: Collection[str]) -> list[Reply]:
         """What the SuperLink has got; its own errors name the message, not the node."""
-        from exitflow.flower.messages import from_records
+        from exitflow.flower.envelopes import from_records
 
         replies = []
         for message in self._grid.pull_messages(list(messages)):

@@ -27,7 +27,7 @@ STARTING = 120.0  # seconds that a program has to start
 
 
 @dataclass
-class Program:
+class RunningProgram:
     """A running program of Flower's."""
 
     name: str
@@ -86,9 +86,9 @@ class Programs:
                 start_new_session=True,  # Ctrl-C is ours to handle
                 preexec_fn=end_with_parent,
             )
-        self._running: dict[str, Program] = {}
+        self._running: dict[str, RunningProgram] = {}
 
-    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Program:
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> RunningProgram:
         """Start one of Flower's commands."""
         self._wait_until_loaded()
         log = self._logs / f"{name}.log"
@@ -96,7 +96,7 @@ class Programs:
             pid, connection = request(self._socket, command, {**self.env, **(env or {})}, output.fileno())
         if name in self._running:
             self._running[name].forget()
-        self._running[name] = Program(name, pid, log, connection)
+        self._running[name] = RunningProgram(name, pid, log, connection)
         return self._running[name]
 
     def flwr(self, commands: Sequence[Sequence[str]], *, tolerate: str | None = None) -> None:
@@ -123,7 +123,7 @@ class Programs:
                     raise TrainingError(f"nobody answers at {host}:{port}: {error.strerror or error}") from None
                 time.sleep(0.1)
 
-    def __getitem__(self, name: str) -> Program:
+    def __getitem__(self, name: str) -> RunningProgram:
         return self._running[name]
 
     @property

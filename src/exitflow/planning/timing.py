@@ -265,8 +265,8 @@ def _at_once() -> FloatArray:
 
 def erlang_c(servers: int, busy: float) -> float:
     """How often all of `servers` are busy, each with utilisation `busy`, when a request arrives."""
-    load = servers * busy
+    offered = servers * busy  # in Erlang
     blocked = 1.0  # Erlang's B, by its recurrence
     for count in range(1, servers + 1):
-        blocked = load * blocked / (count + load * blocked)
+        blocked = offered * blocked / (count + offered * blocked)
     return blocked / (1 - busy * (1 - blocked)) if busy < 1 else 1.0

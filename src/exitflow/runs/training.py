@@ -324,7 +324,7 @@ class Training:
         return profile
 
     def _profile_json(self, profile: ExitProfile, table: GradientTable | None) -> dict[str, Any]:
-        costs = self._assembly.costs
+        costs = self._assembly.exit_costs
         variance = profile.gradient_variance
         return {
             "num_steps": self._assembly.num_steps,

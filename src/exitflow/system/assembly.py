@@ -93,8 +93,8 @@ class Assembly:
         return model
 
     @cached_property
-    def costs(self) -> tuple[ExitCost, ...]:
-        """The cost of each exit."""
+    def exit_costs(self) -> tuple[ExitCost, ...]:
+        """What each exit costs to compute and to hold."""
         return exit_costs(self.model, self.dataset.prepared_shape)
 
     def multiply_adds(self, exits: tuple[int, ...]) -> int:
@@ -119,7 +119,7 @@ class Assembly:
         self._check_smallest_batches()
         return ExitProfile(
             serve_share=self.plan.exit_share,
-            multiply_adds=np.array([float(cost.multiply_adds) for cost in self.costs]),
+            multiply_adds=np.array([float(cost.multiply_adds) for cost in self.exit_costs]),
             samples=np.array([float(count) for count in self.samples.values()]),
             probabilities=probabilities,
             num_rounds=self.system.training.rounds,
@@ -147,7 +147,7 @@ class Assembly:
         return measured_profile(
             self.profile,
             table,
-            num_parameters=[cost.num_parameters for cost in self.costs],
+            num_parameters=[cost.num_parameters for cost in self.exit_costs],
             spec=self.system.training,
             num_steps=self.num_steps,
             curvature=curvature,

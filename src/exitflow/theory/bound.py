@@ -236,12 +236,12 @@ def least_noise(inputs: BoundInputs) -> FloatArray:
     return inverse_shares(inputs.noise_by_exit)
 
 
-def inverse_shares(costs: FloatArray) -> FloatArray:
-    """argmin of sum_e costs_e w_e^2 on the simplex. Exits that cost nothing share everything."""
-    free = costs == 0
+def inverse_shares(coefficients: FloatArray) -> FloatArray:
+    """argmin of sum_e coefficients_e w_e^2 on the simplex. Exits whose coefficient is 0 share everything."""
+    free = coefficients == 0
     if free.any():
         return _shares(free.astype(np.float64))
-    return _shares(costs.min() / costs)
+    return _shares(coefficients.min() / coefficients)
 
 
 def _shares(values: FloatArray) -> FloatArray:

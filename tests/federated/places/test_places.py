@@ -9,7 +9,7 @@ import torch
 from exitflow.errors import TrainingError
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.loop import run_rounds
-from exitflow.federated.places.processes import Worker
+from exitflow.federated.places.processes import WorkerProcess
 from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.weighting import WEIGHTINGS
@@ -112,9 +112,9 @@ def test_the_deepest_task_is_begun_first(tmp_path, monkeypatch):
     state = assembly.initial_state()
     tasks = sample_tasks(list(assembly.samples), assembly.profile.probabilities, round=1, seed=0)
     begun = []
-    send = Worker.send
+    send = WorkerProcess.send
     monkeypatch.setattr(
-        Worker, "send", lambda self, message: (begun.append(message["task"]["node"]), send(self, message))
+        WorkerProcess, "send", lambda self, message: (begun.append(message["task"]["node"]), send(self, message))
     )
     with open_backend("processes", assembly.trainer(tmp_path), state, workers=2) as backend:
         assert [update.task for update in backend.run(state, tasks)] == tasks

@@ -38,7 +38,7 @@ class ProcessesBackend:
 
     def __init__(self, trainer: LocalTrainer, state: ServerState, num_workers: int) -> None:
         self._shared = _SharedTensors(trainer, state, num_slots=num_workers + SPARE_SLOTS)
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerProcess] = []
         context = mp.get_context("fork")
         for _ in range(num_workers):
             ours, theirs = context.Pipe()
@@ -46,7 +46,7 @@ class ProcessesBackend:
             process = context.Process(target=_work, args=(trainer, self._shared, theirs, inherited), daemon=True)
             process.start()
             theirs.close()
-            self.workers.append(Worker(process, ours))
+            self.workers.append(WorkerProcess(process, ours))
 
     def run(self, state: ServerState, tasks: Sequence[Task]) -> Iterator[Update]:
         """Updates are views into shared memory, valid until the next one is asked for."""
@@ -79,7 +79,7 @@ class ProcessesBackend:
         waiting = list(range(len(jobs)))
         idle = deque(self.workers)
         slots = deque(range(self._shared.num_slots))
-        busy: dict[Connection, tuple[Worker, int, int]] = {}
+        busy: dict[Connection, tuple[WorkerProcess, int, int]] = {}
         done: dict[int, tuple[int, dict[str, Any]]] = {}
         for turn in range(len(jobs)):
             while True:
@@ -101,7 +101,7 @@ class ProcessesBackend:
 
 
 @dataclasses.dataclass(frozen=True)
-class Worker:
+class WorkerProcess:
     """The parent's side of one process."""
 
     process: mp.process.BaseProcess

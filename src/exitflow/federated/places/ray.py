@@ -71,26 +71,26 @@ class RayBackend:
     def _in_order(self, jobs: Sequence[tuple[str, str, tuple[Any, ...]]]) -> Iterator[Any]:
         """The result of each job, in order. Only so many are begun as the actors can take."""
         waiting = deque(enumerate(jobs))
-        load = [0] * len(self.actors)
+        queued = [0] * len(self.actors)
         running: dict[Any, tuple[int, int]] = {}  # reference -> job, actor
         done: dict[int, Any] = {}
         for turn in range(len(jobs)):
             while turn not in done:
-                while waiting and (actor := self.actor_for(waiting[0][1][0], load)) is not None:
+                while waiting and (actor := self.actor_for(waiting[0][1][0], queued)) is not None:
                     index, (_, method, arguments) = waiting.popleft()
                     running[getattr(self.actors[actor], method).remote(*arguments)] = (index, actor)
-                    load[actor] += 1
+                    queued[actor] += 1
                 finished, _ = ray.wait(list(running))
                 for reference in finished:
                     index, actor = running.pop(reference)
-                    load[actor] -= 1
+                    queued[actor] -= 1
                     done[index] = reference
             yield self._result(done.pop(turn), jobs[turn])
 
-    def actor_for(self, node: str, load: list[int]) -> int | None:
+    def actor_for(self, node: str, queued: list[int]) -> int | None:
         """The idlest actor, or the node's own; None where that has enough to do."""
-        actor = zlib.crc32(node.encode()) % len(load) if self._pinned else int(np.argmin(load))
-        return actor if load[actor] < QUEUE else None
+        actor = zlib.crc32(node.encode()) % len(queued) if self._pinned else int(np.argmin(queued))
+        return actor if queued[actor] < QUEUE else None
 
     def _result(self, reference: Any, job: tuple[str, str, tuple[Any, ...]]) -> Any:
         try:

@@ -15,11 +15,11 @@ from pathlib import Path
 from exitflow.addresses import parse_address
 from exitflow.flower import commands
 from exitflow.flower.commands import CONNECTION, write_connection
+from exitflow.flower.federation_status import Present, calling, days_until
 from exitflow.flower.folders import read_address
 from exitflow.flower.journal import Follower, tell
 from exitflow.flower.keys import CA, node_keys, valid_until
 from exitflow.flower.programs import Programs, working_folder
-from exitflow.flower.status import Present, calling, days_until
 
 LOOK = 2.0  # seconds between looks at who is connected
 WARN_DAYS = 30.0  # before the end of a certificate, of which the log then speaks every day

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("flwr")
 
 from exitflow.errors import ConfigError, TrainingError
-from exitflow.flower import node as node_program
+from exitflow.flower import supernode
+from exitflow.flower.federation_status import Present
 from exitflow.flower.folders import check_address, init_federation
-from exitflow.flower.node import UNKNOWN_TO_SERVER, NodeTrainers, SuperNode, run_node
-from exitflow.flower.status import Present
+from exitflow.flower.supernode import UNKNOWN_TO_SERVER, NodeTrainers, SuperNode, run_node
 from exitflow.flower.worker import serve
 from exitflow.models.specs import CommonNetwork, CustomModel, SlimResNet, factories
 from tests.small import tiny_system
@@ -67,7 +67,7 @@ def test_a_node_ends_when_its_supernode_can_never_be_started(tmp_path, monkeypat
     init_federation(tiny_system("data.name=digits"), folder, superlink="127.0.0.1:9092")
     for each in (folder / "server", folder / "nodes" / "device-0"):
         assert stat.S_IMODE(each.stat().st_mode) == 0o700
-    monkeypatch.setattr(node_program, "Programs", Refused)
+    monkeypatch.setattr(supernode, "Programs", Refused)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(TrainingError, match="SuperNode cannot be started: its programs cannot be loaded"):
         run_node(folder / "nodes" / "device-0", data_dir=None)
@@ -108,7 +108,7 @@ def connecting(tmp_path, monkeypatch, caplog):
     def calling(address, authority):
         yield lambda: present[-1]
 
-    monkeypatch.setattr(node_program, "calling", calling)
+    monkeypatch.setattr(supernode, "calling", calling)
     caplog.set_level(logging.INFO, "exitflow.federation")
     connection = SuperNode("device-0", "host:1", tmp_path / "ca.crt", "aa")
 

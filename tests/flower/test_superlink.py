@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from exitflow.flower.federation_status import Present
 from exitflow.flower.keys import write_authority, write_server_certificate
-from exitflow.flower.server import Presence, warn_of_end
-from exitflow.flower.status import Present
+from exitflow.flower.superlink import Presence, warn_of_end
 
 
 @pytest.fixture

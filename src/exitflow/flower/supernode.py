@@ -15,11 +15,11 @@ from exitflow.data.sources import load_dataset
 from exitflow.errors import ConfigError, TrainingError
 from exitflow.federated.local import LocalTrainer
 from exitflow.flower import commands
+from exitflow.flower.federation_status import calling
 from exitflow.flower.folders import node_of, read_address
 from exitflow.flower.frames import Header
 from exitflow.flower.keys import CA, public_key_in
-from exitflow.flower.programs import Program, Programs, working_folder
-from exitflow.flower.status import calling
+from exitflow.flower.programs import Programs, RunningProgram, working_folder
 from exitflow.flower.worker import Worker, serve
 from exitflow.free_ports import free_ports
 from exitflow.system.assembly import Assembly
@@ -150,7 +150,7 @@ class SuperNode:
                 self.explain(program)
                 time.sleep(AGAIN)
 
-    def tell(self, program: Program, read: int) -> int:
+    def tell(self, program: RunningProgram, read: int) -> int:
         """Tell the log what Flower's own log says of the connection since byte `read`; returns how far it is read."""
         with program.log.open("rb") as file:
             file.seek(read)
@@ -164,7 +164,7 @@ class SuperNode:
                 log.warning("the server at %s does not answer; trying again", self.address)
         return read + len(lines)
 
-    def explain(self, program: Program) -> None:
+    def explain(self, program: RunningProgram) -> None:
         """Say why it has ended; a ConfigError where it can never work."""
         words = program.last_words()
         if "Failed to activate" in words:

@@ -5,7 +5,7 @@ import torch
 
 from exitflow.federated.loop import run_rounds
 from exitflow.flower.backend import FlowerBackend
-from exitflow.flower.simulation import LocalFederation
+from exitflow.flower.loopback import LocalFederation
 from tests.federated.places.test_places import VARIANTS, assembled, final_state
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
