@@ -33,7 +33,7 @@ def test_a_factory_that_the_node_does_not_know_is_refused_before_it_is_called(tm
     header = {"run": "r", "system": start + model + rest.partition("[data]")[2], "num_steps": 1}
     with pytest.raises(ConfigError, match=r"'os:getcwd' is not in this node's own system.toml"):
         NodeTrainers("device-0", tmp_path, None)(header)
-    with pytest.raises(TypeError, match="getcwd"):  # where the node knows it, it is called
+    with pytest.raises(ConfigError, match="calling 'os:getcwd' with"):  # where the node knows it, it is called
         NodeTrainers("device-0", tmp_path, None, frozenset({"os:getcwd"}))(header)
 
 

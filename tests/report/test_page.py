@@ -15,6 +15,7 @@ from exitflow.errors import RunError
 from exitflow.report.page import Field, Page, PageTable, Section, render
 from exitflow.report.series import by_kind
 from exitflow.report.terminal import amount, spread
+from exitflow.report.writing import build_report, make_page
 from exitflow.runs.comparison import compare
 from exitflow.runs.measured_accuracy import keep_accuracy
 from exitflow.runs.runs import evaluate
