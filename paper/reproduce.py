@@ -53,11 +53,11 @@ def reproduce(
     """Run the experiments of TABLE that have no result yet, and print it beside the paper's figures.
 
     TABLE is table1 to table6 (table3 is also called gradient-variance), ours, ours-17-nodes, ours-biased,
-    ours-highly-biased, blended, parts, peers, or all; at the scales long and pretrained, tables of these names,
-    long-highly-biased and long-17-nodes. Trainings that several cells share run once; a run that was
-    killed goes on where it stood, and several processes may fill one --out. With --settings, tables that have none
-    of these columns are left out; table3 has no columns. Without --workers there is one for each core, or one in
-    all where --device is no cpu.
+    ours-highly-biased, blended, parts, peers, departures, departures-highly-biased, or all; at the scales long and
+    pretrained, tables of these names, long-highly-biased and long-17-nodes. Trainings that several cells share run
+    once; a run that was killed goes on where it stood, and several processes may fill one --out. With --settings,
+    tables that have none of these columns are left out; table3 has no columns. Without --workers there is one for
+    each core, or one in all where --device is no cpu.
 
     \b
     Example:

@@ -46,6 +46,8 @@ SHORT_TITLES = {
     "ours-highly-biased": "Ours, highly biased",
     "parts": "Parts of ours",
     "peers": "Peers",
+    "departures": "Departures",
+    "departures-highly-biased": "Departures, highly biased",
     "long": "Long",
     "pretrained": "Pretrained",
     "long-highly-biased": "Long, highly biased",

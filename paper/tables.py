@@ -253,6 +253,24 @@ def _peers() -> Iterator[Row]:
             yield Row(name, overrides=(_OUR_HEADS,), method=name)
 
 
+_FROZEN, _TIMES_P, _ROOT, _ALL = (
+    f"training.server_step=paper.departures:{name}"
+    for name in ("frozen_heads", "times_p", "root_step", "all_departures")
+)
+
+
+def _departing(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows trained as the authors' code trains them; p makes no difference where every node trains in every round."""
+    for row in rows:
+        helped = row is _HELPED
+        yield row
+        yield replace(row, label=f"{row.label} + frozen heads", overrides=(*row.overrides, _FROZEN))
+        yield replace(row, label=f"{row.label} + root step", overrides=(*row.overrides, _ROOT))
+        if helped:
+            yield replace(row, label=f"{row.label} + times p", overrides=(*row.overrides, _TIMES_P))
+        yield replace(row, label=f"{row.label} + all departures", overrides=(*row.overrides, _ALL))
+
+
 _PEERS = {row.label: row for row in _peers()}
 _ENDS_AND_MIDDLE = ("80-15-5", "33-33-33", "5-15-80")
 _REGIMES: tuple[Scale, ...] = ("long", "pretrained")
@@ -349,6 +367,21 @@ TABLES: dict[str, Table] = {
                 *_PEERS.values(),
             ),
             shows_costs=True,
+        ),
+        Table(
+            "departures",
+            "Where the authors' code departs from their Algorithm 1",
+            tuple(_departing([row for row in _PAPER_ROWS if row.label != "balanced-adj"])),
+            settings=("80-15-5", "5-15-80"),
+            scales=("small",),
+        ),
+        Table(
+            "departures-highly-biased",
+            "Where the authors' code departs from their Algorithm 1: highly biased partition",
+            tuple(_departing(_BIASED_ROWS[1:])),
+            settings=("80-15-5",),
+            partition="highly-biased",
+            scales=("small",),
         ),
         Table(
             "long",

@@ -7,10 +7,13 @@ import torch
 from exitflow.federated.aggregation import Aggregation, aggregate
 from exitflow.models.build import build_model
 from exitflow.models.specs import EarlyExitResNet
+from exitflow.runs.training import train
+from exitflow.system.assembly import Assembly
 from paper.departures import all_departures, frozen_heads, root_step, times_p
+from paper.tables import TABLES, distinct_trainings
 from tests.federated.test_aggregation import WEIGHTS, random_update
 from tests.oracles import departures as oracle
-from tests.small import initial_state
+from tests.small import image_dataset, initial_state, tiny_system
 
 SAMPLES = (21.0, 16.0, 9.0)
 WHICH = {
@@ -82,3 +85,25 @@ def test_where_every_node_trains_in_every_round_p_makes_no_difference(model, rul
     assert times_p(state, updates, rule).params.keys() == as_written.params.keys()
     for name, value in times_p(state, updates, rule).params.items():
         torch.testing.assert_close(value, as_written.params[name])
+
+
+def test_the_bench_trains_them_by_name_and_the_heads_stay_at_their_start(tmp_path):
+    system = tiny_system("training.server_step=paper.departures:all_departures", "training.weighting=serving-rate")
+    dataset = image_dataset(96)
+    start = Assembly(system, dataset).initial_state().params
+    after = train(system, tmp_path / "run", dataset=dataset).model(dataset).state_dict()
+    same = {name for name in start if torch.equal(start[name], after[name])}
+    heads = {name for name in start if name.startswith(("heads.1.", "heads.2."))}
+    assert heads <= same
+    assert not any(name in same for name in start if name.startswith("heads.3."))
+
+
+def test_the_tables_ask_for_each_alone_and_all_together():
+    equal = distinct_trainings([TABLES["departures"]], [9], "small", ["cifar10"])
+    biased = distinct_trainings([TABLES["departures-highly-biased"]], [9], "small", ["cifar10"])
+    steps = [[job.system.training.server_step.partition(":")[2] for job in jobs] for jobs in (equal, biased)]
+    names = ("frozen_heads", "root_step", "times_p", "all_departures")
+    assert [[each.count(name) for name in names] for each in steps] == [[4, 4, 0, 4], [2, 2, 1, 2]]
+    known = {job.training for job in distinct_trainings([TABLES["table1"], TABLES["table6"]], [9], "small")}
+    as_written = [job.training for job in (*equal, *biased) if job.system.training.server_step == "paper"]
+    assert set(as_written) <= known  # which are trained already

@@ -204,7 +204,7 @@ def test_the_papers_gradient_variance_is_highest_at_the_first_exit():
 def test_a_wrong_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="there is no table 'tabel1'; did you mean 'table1'"):
         find_table("tabel1")
-    with pytest.raises(ConfigError, match="known are: all, blended, gradient-variance, long,"):
+    with pytest.raises(ConfigError, match="known are: all, blended, departures,"):
         find_table("x")
 
 
