@@ -262,7 +262,7 @@ def test_the_table_of_peers_holds_every_method_and_trains_what_ignores_the_setti
     assert len(names) == len(set(names)) == 2 * 7 + len(METHODS) - 2  # depthfl once, however it answers
     others = {job.name for job in distinct_trainings([TABLES["table1"], TABLES["ours"]], [9], "small", ["cifar10"])}
     assert len(set(names) & others) == 2 * 7  # auto and serving-rate
-    served = {job.method: job.served_as["80-15-5"] for job in jobs}
+    served = {job.cells[0].row.method: job.served_as["80-15-5"] for job in jobs}
     assert served["all-cloud"] == "0-0-100"
     assert served["fjord"] == "80-15-5"
 
