@@ -379,20 +379,21 @@ def reload(addresses: tuple[str, ...], as_json: bool, **access: Any) -> None:
     import asyncio
 
     from exitflow.errors import ServingError
+    from exitflow.serving.node.status import NodeStatus
     from exitflow.serving.traffic.client import NodeClient, ask_each
     from exitflow.serving.wire.security import Security
 
-    found: list[dict[str, Any]] = []
+    found: list[NodeStatus] = []
     for address in addresses:  # one after the other, in the order given
         try:
             found += asyncio.run(ask_each([address], Security(**access), NodeClient.reload))
         except ServingError as error:
-            before = ", ".join(f"{status['node']} ({status['bundle'][:12]})" for status in found)
+            before = ", ".join(f"{status.node} ({status.bundle[:12]})" for status in found)
             raise ServingError(f"{error}{f'; loaded before that: {before}' if before else ''}") from None
     if as_json:
-        print_json({status["node"]: status["bundle"] for status in found})
+        print_json({status.node: status.bundle for status in found})
         return
-    print_table("Loaded", ["node", "bundle"], [[status["node"], status["bundle"][:12]] for status in found])
+    print_table("Loaded", ["node", "bundle"], [[status.node, status.bundle[:12]] for status in found])
 
 
 @click.command(cls=Command, short_help="Make a private CA and certificates for a tree.")

@@ -65,8 +65,8 @@ def test_alone_it_answers_with_its_own_exit(eager):
                 "device",
             )
             assert answer.scores.sum() == pytest.approx(1, abs=1e-5)
-        assert device.status()["served"] == 20
-        assert device.status()["requests"] == 20
+        assert device.status().served == 20
+        assert device.status().requests == 20
 
 
 def test_many_at_once_and_one_by_one_are_answered_alike(eager):
@@ -74,7 +74,7 @@ def test_many_at_once_and_one_by_one_are_answered_alike(eager):
     with Device(eager.path, node="device", settings=["max_batch=32"]) as device:
         many = device.infer_many(inputs)
         assert [answer.label for answer in many] == [device.infer(each).label for each in inputs]
-        assert device.status()["batches"] == {"1": 70, "6": 1, "32": 2}
+        assert device.status().batches == {"1": 70, "6": 1, "32": 2}
 
 
 def test_through_the_tree_it_answers_as_the_evaluation_says(bundle, tree):
@@ -117,10 +117,10 @@ def test_from_many_threads_every_call_has_its_own_answer_and_all_are_counted(abo
             thread.join()
         status = device.status()
     assert wrong == []
-    assert (status["arrived"], status["requests"]) == (8 * count, 8 * count)
-    link = status["links"]["edge"]
-    assert status["served"] + link["answered"] == 8 * count
-    assert link["answered"] > 0
+    assert (status.arrived, status.requests) == (8 * count, 8 * count)
+    link = status.links["edge"]
+    assert status.served + link.answered == 8 * count
+    assert link.answered > 0
 
 
 class Flow:
@@ -167,7 +167,7 @@ def test_the_tree_above_is_killed_and_comes_back_and_every_call_is_answered(abov
             flow.until_from("edge")
             above.stop(["edge"], how=signal.SIGKILL)
             flow.until_from("device")
-            assert "link to edge is cut" in device.status()["problems"][0]
+            assert "link to edge is cut" in device.status().problems[0]
             above.start(["cloud", "edge"])
             flow.until_from("cloud")
 
@@ -183,7 +183,7 @@ def test_a_frozen_parent_is_cut_off_and_taken_back(above, eager):
             finally:
                 os.kill(above.processes["edge"].pid, signal.SIGCONT)
             flow.until_from("cloud")
-        assert device.status()["fallbacks"]["timeout"] >= 1
+        assert device.status().fallbacks["timeout"] >= 1
 
 
 def test_a_call_is_answered_within_its_timeout(above, eager):
@@ -215,8 +215,8 @@ def test_with_wait_never_the_own_answer_is_given_at_once_and_the_deeper_one_foll
         assert (answer.node, answer.label) == ("device", logits[0][3].argmax())
         assert came.wait(60)
         assert [(deeper.node, deeper.label) for deeper in told] == [("cloud", logits[2][3].argmax())]
-        assert device.status()["audited"] == 1
-        assert device.status()["agreed"] == int(logits[0][3].argmax() == logits[2][3].argmax())
+        assert device.status().audited == 1
+        assert device.status().agreed == int(logits[0][3].argmax() == logits[2][3].argmax())
     with device_of(above, eager, (*PATIENT, "wait=never")) as device:
         assert device.infer(sample).node == "device"
         assert device.infer(sample, wait="parent").node == "cloud"
@@ -230,7 +230,7 @@ def test_what_nobody_waits_for_keeps_to_the_limit_of_the_link(tmp_path):
     with cluster_ends(cluster), device_of(cluster, bundle, ("audit_share=0",)) as device:
         for row in hard:
             assert device.infer(bundle.samples().inputs[row], wait="never").node == "device"
-        assert device.status()["links"]["edge"]["forwarded"] == 0
+        assert device.status().links["edge"].forwarded == 0
 
 
 @pytest.mark.parametrize(
@@ -278,10 +278,10 @@ def test_another_bundle_is_taken_while_others_ask(eager, tmp_path):
         assert device.reload() == eager.version
         assert device.reload(new.path) == load_bundle(new.path).version
         assert not np.allclose(device.infer(sample).scores, before)
-        assert device.status()["bundle"] == new.hash
+        assert device.status().bundle == new.hash
         with pytest.raises(BundleError):
             device.reload(tmp_path)
-        assert device.status()["bundle"] == new.hash
+        assert device.status().bundle == new.hash
 
 
 def test_a_closed_device_says_so(eager):

@@ -93,9 +93,9 @@ def test_the_cloud_is_killed_and_comes_back(cluster, eager):
             await stream.until_from("cloud")
         stream.check_all_answered()
         (edge,) = await ask_each([cluster.places["edge"].grpc], Security(), NodeClient.status)
-        assert edge["problems"] == []
-        assert edge["links"]["cloud"]["times_cut"] >= 1
-        assert sum(edge["fallbacks"].values()) > 0
+        assert edge.problems == []
+        assert edge.links["cloud"].times_cut >= 1
+        assert sum(edge.fallbacks.values()) > 0
 
     asyncio.run(scenario())
 
@@ -109,7 +109,7 @@ def test_the_edge_is_killed_and_the_device_answers_alone(cluster, eager):
             await stream.until_from("device")
         stream.check_all_answered()
         (device,) = await ask_each([cluster.places["device"].grpc], Security(), NodeClient.status)
-        assert "link to edge is cut" in device["problems"][0]
+        assert "link to edge is cut" in device.problems[0]
 
     asyncio.run(scenario())
 
@@ -127,7 +127,7 @@ def test_a_frozen_parent_is_cut_off_and_taken_back(cluster, eager):
             await stream.until_from("cloud")
         stream.check_all_answered()
         (device,) = await ask_each([cluster.places["device"].grpc], Security(), NodeClient.status)
-        assert device["fallbacks"]["timeout"] >= 1
+        assert device.fallbacks["timeout"] >= 1
 
     asyncio.run(scenario())
 
@@ -178,10 +178,10 @@ def test_a_new_bundle_rolls_through_the_tree_from_the_top_without_losing_depth(e
                 place = [cluster.places["device"].grpc]
                 for _ in range(1000):
                     (status,) = await ask_each(place, Security(), NodeClient.status)
-                    if status["bundle"] == new.hash:
+                    if status.bundle == new.hash:
                         break
                     await asyncio.sleep(0.01)
-                assert status["bundle"] == new.hash
+                assert status.bundle == new.hash
                 await stream.until_from("cloud")
             stream.check_all_answered()
             assert set(stream.nodes) == {"cloud"}
@@ -228,7 +228,7 @@ def test_overload_is_refused_cleanly_memory_stays_flat_and_it_recovers_at_once(e
         assert codes["RESOURCE_EXHAUSTED"] > 0
         assert resident_megabytes(pid) < before * 1.1 + 5
         (status,) = asyncio.run(ask_each([place], Security(), NodeClient.status))
-        assert status["rejected"] >= codes["RESOURCE_EXHAUSTED"]
+        assert status.rejected >= codes["RESOURCE_EXHAUSTED"]
 
         async def one():
             async with grpc.aio.insecure_channel(place) as channel:

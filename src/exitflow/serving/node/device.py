@@ -26,7 +26,7 @@ from exitflow.serving.bundle.bundle import DATATYPES, load_bundle
 from exitflow.serving.node.jobs import Job
 from exitflow.serving.node.node import NEVER, ExpiredError, Node
 from exitflow.serving.node.node_settings import serving_spec
-from exitflow.serving.node.status import status
+from exitflow.serving.node.status import NodeStatus, status
 from exitflow.serving.wire.answers import Answers, BadRequestError
 from exitflow.serving.wire.security import Security
 
@@ -117,7 +117,7 @@ class Device:
             await asyncio.wrap_future(job.future)
         return _answer(self._finish(job, waits), 0)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         """What `exitflow serve` tells about itself at /status."""
         return status(self._node)
 

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from exitflow.config import encode
 from exitflow.errors import ServingError
 from exitflow.serving.bundle.bundle import MAX_MESSAGE, SAMPLES
 from exitflow.serving.node.node import IN_FLIGHT, Node, UnknownVersionError
@@ -113,7 +114,7 @@ class InferenceService:
     def own_handlers(self) -> grpc.GenericRpcHandler:
         """Status as JSON, and the bundle's samples."""
         calls: dict[str, Callable[[Any], Any]] = {
-            "Status": lambda _: json.dumps(status(self._node)).encode(),
+            "Status": lambda _: json.dumps(encode(status(self._node))).encode(),
             "Samples": lambda _: asyncio.to_thread(self._node.current.bundle.read, SAMPLES),
             "System": lambda _: asyncio.to_thread(self._node.current.bundle.read, "system.toml"),
         }

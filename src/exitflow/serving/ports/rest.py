@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from exitflow.config import encode
 from exitflow.serving.bundle.bundle import MAX_SAMPLES
 from exitflow.serving.node.batching import OverloadedError
 from exitflow.serving.node.node import Node
@@ -84,7 +85,7 @@ class _Rest:
             route("/healthz", lambda _: live, open=True),
             route("/readyz", self._readyz, open=True),
             route("/metrics", self._metrics),
-            route("/status", lambda _: status(node)),
+            route("/status", lambda _: encode(status(node))),
             route("/openapi.json", lambda _: description(node), open=True),
             route("/v2", lambda _: server_metadata()),
             route("/v2/health/live", lambda _: live, open=True),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 
 from exitflow.addresses import parse_address
-from exitflow.errors import ServingError
+from exitflow.config import decode, parse_json
+from exitflow.errors import ConfigError, ServingError
 from exitflow.serving.node.links import open_channel
+from exitflow.serving.node.status import NodeStatus
 from exitflow.serving.ports.grpc_server import OWN_SERVICE
 from exitflow.serving.wire.messages import MESSAGES, SERVICE
 from exitflow.serving.wire.security import Security
@@ -38,10 +39,13 @@ class NodeClient:
     async def __aexit__(self, *_: object) -> None:
         await self.channel.close()
 
-    async def status(self) -> dict[str, Any]:
-        """What the node tells of itself, as `exitflow.serving.ports.description.status` makes it."""
-        found: dict[str, Any] = json.loads(await self._ask(f"/{OWN_SERVICE}/Status", b""))
-        return found
+    async def status(self) -> NodeStatus:
+        """What the node says of itself."""
+        data = await self._ask(f"/{OWN_SERVICE}/Status", b"")
+        try:
+            return decode(NodeStatus, parse_json(data))
+        except (ValueError, ConfigError) as error:
+            raise ServingError(f"{self.address}: its status cannot be read ({error}); is it of this version?") from None
 
     async def samples(self) -> bytes:
         """The bundle's samples, as an .npz file."""
@@ -51,9 +55,9 @@ class NodeClient:
         """The system.toml of the node's bundle."""
         return await self._ask(f"/{OWN_SERVICE}/System", b"")
 
-    async def reload(self) -> dict[str, Any]:
+    async def reload(self) -> NodeStatus:
         """Load the bundle again; the status after it."""
-        model = (await self.status())["model"]
+        model = (await self.status()).model
         request = MESSAGES["RepositoryModelLoadRequest"](model_name=model)
         await self._ask(f"/{SERVICE}/RepositoryModelLoad", request.SerializeToString(), timeout=6 * TIMEOUT)
         return await self.status()

@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,6 +24,7 @@ from exitflow.planning.rehearsal import Rehearsal
 from exitflow.planning.simulation import NodeSettings
 from exitflow.routing import confidence
 from exitflow.serving.bundle.bundle import Samples
+from exitflow.serving.node.status import NodeStatus
 from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.wire.answers import INPUT
 from exitflow.serving.wire.messages import ModelInferRequest, ModelInferResponse
@@ -74,6 +74,9 @@ class Outcomes:
     failures: dict[str, int] = field(default_factory=dict)  # gRPC code -> requests
 
 
+Watcher = Callable[["LoadGenerator", Mapping[str, NodeStatus], float], None]  # is shown the nodes' status, and seconds
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a finished load has measured."""
@@ -81,20 +84,20 @@ class Measured:
     plan: LoadPlan
     seconds: float
     outcomes: Outcomes
-    before: Mapping[str, dict[str, Any]]  # status of every node that answered
-    after: Mapping[str, dict[str, Any]]  # of those that still answer
+    before: Mapping[str, NodeStatus]  # status of every node that answered
+    after: Mapping[str, NodeStatus]  # of those that still answer
 
     @property
     def lasting(self) -> list[str]:
         """Nodes that ran all the time."""
-        started = {name: status["started"] for name, status in self.before.items()}
-        return [name for name, now in self.after.items() if now["started"] == started.get(name)]
+        started = {name: status.started for name, status in self.before.items()}
+        return [name for name, now in self.after.items() if now.started == started.get(name)]
 
 
-async def statuses(addresses: Mapping[str, str], security: Security) -> dict[str, dict[str, Any]]:
+async def statuses(addresses: Mapping[str, str], security: Security) -> dict[str, NodeStatus]:
     """The statuses of the nodes that answer, by name."""
 
-    async def status(name: str, address: str) -> tuple[str, dict[str, Any]] | None:
+    async def status(name: str, address: str) -> tuple[str, NodeStatus] | None:
         with contextlib.suppress(ServingError):
             (found,) = await ask_each([address], security, NodeClient.status)
             return name, found
@@ -136,7 +139,7 @@ class LoadGenerator:
         self._metadata = plan.security.metadata
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, show: Callable[[LoadGenerator, Mapping[str, Any], float], None] | None = None) -> Measured:
+    async def run(self, show: Watcher | None = None) -> Measured:
         """`show` is called every second with the nodes' status."""
         plan = self.plan
         before = await self._statuses()
@@ -163,10 +166,10 @@ class LoadGenerator:
                 await client.channel.close()
         return Measured(plan, seconds, self.outcomes, before, await self._statuses())
 
-    async def _statuses(self) -> dict[str, dict[str, Any]]:
+    async def _statuses(self) -> dict[str, NodeStatus]:
         return await statuses(self.plan.addresses, self.plan.security)
 
-    async def _watch(self, show: Callable[[LoadGenerator, Mapping[str, Any], float], None]) -> None:
+    async def _watch(self, show: Watcher) -> None:
         started = time.perf_counter()
         while True:
             await asyncio.sleep(1.0)

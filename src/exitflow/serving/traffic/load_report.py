@@ -160,23 +160,22 @@ def _percentiles(latencies: list[float]) -> dict[str, float | None]:
 
 
 def _change(measured: Measured, name: str, key: str) -> int:
-    return int(measured.after[name][key] - measured.before[name][key])
+    return int(getattr(measured.after[name], key) - getattr(measured.before[name], key))
 
 
 def _node_figures(measured: Measured, name: str, planned: NodeRates) -> NodeFigures:
     before, after, seconds = measured.before[name], measured.after[name], measured.seconds
     fallbacks = {
-        reason: count - before["fallbacks"].get(reason, 0)
-        for reason, count in after["fallbacks"].items()
-        if count > before["fallbacks"].get(reason, 0)
+        reason: count - before.fallbacks.get(reason, 0)
+        for reason, count in after.fallbacks.items()
+        if count > before.fallbacks.get(reason, 0)
     }
     forwarded = sum(
-        (link["forwarded"] - link["audited"])
-        - (before["links"][parent]["forwarded"] - before["links"][parent]["audited"])
-        for parent, link in after["links"].items()
+        (link.forwarded - link.audited) - (before.links[parent].forwarded - before.links[parent].audited)
+        for parent, link in after.links.items()
     )
     return NodeFigures(
-        exit=after["exit"],
+        exit=after.exit,
         received=_change(measured, name, "received") / seconds,
         served=_change(measured, name, "served") / seconds,
         forwarded=forwarded / seconds,
@@ -193,17 +192,17 @@ def _link_figures(measured: Measured) -> dict[str, LinkFigures]:
     figures = {}
     for name in measured.lasting:
         limits = {link.name: link.max_transfer_rate for link in measured.plan.topology.by_name[name].parents}
-        window = measured.after[name]["time"] - measured.before[name]["time"]
-        for parent, after in measured.after[name]["links"].items():
-            before = measured.before[name]["links"][parent]
-            change = {key: after[key] - before[key] for key in ("forwarded", "audited", "bytes_sent", "bytes_received")}
+        window = measured.after[name].time - measured.before[name].time
+        for parent, after in measured.after[name].links.items():
+            before = measured.before[name].links[parent]
+            forwarded = after.forwarded - before.forwarded
             figures[f"{name} -> {parent}"] = LinkFigures(
-                change["forwarded"] / measured.seconds,
+                forwarded / measured.seconds,
                 limits.get(parent),
-                _is_over(change["forwarded"], limits.get(parent), after["burst"], window),
-                change["audited"],
-                change["bytes_sent"],
-                change["bytes_received"],
+                _is_over(forwarded, limits.get(parent), after.burst, window),
+                after.audited - before.audited,
+                after.bytes_sent - before.bytes_sent,
+                after.bytes_received - before.bytes_received,
             )
     return figures
 

@@ -17,9 +17,10 @@ from exitflow.planning.arrivals import load_trace
 from exitflow.planning.rehearsal import rehearsal
 from exitflow.serving.bundle.bundle import MANIFEST, Bundle, Samples, load_bundle
 from exitflow.serving.node.node_settings import check_links, serving_spec, simulated
+from exitflow.serving.node.status import NodeStatus
 from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.traffic.cluster import LocalCluster, running_tree
-from exitflow.serving.traffic.load import LoadGenerator, LoadPlan, scaled, statuses
+from exitflow.serving.traffic.load import LoadGenerator, LoadPlan, Watcher, scaled, statuses
 from exitflow.serving.traffic.load_report import LoadReport, report
 from exitflow.serving.wire.security import Security
 from exitflow.topology.graph import Node, Topology
@@ -72,8 +73,8 @@ def run_load(options: LoadOptions, *, show: Show | None = None) -> LoadReport:
             target.addresses,
             scaled(target.topology, options.total_rate),
             target.samples,
-            target.status["model"],
-            confidence=target.status["confidence"],
+            target.status.model,
+            confidence=target.status.confidence,
             remark=target.remark,
             duration=options.duration,
             concurrency=options.concurrency,
@@ -95,7 +96,7 @@ class _Target:
     addresses: Mapping[str, str]
     topology: Topology
     samples: Samples
-    status: Mapping[str, Any]  # of one of them
+    status: NodeStatus  # of one of them
     remark: str = ""
 
 
@@ -132,7 +133,7 @@ def _of_bundle(bundle: Bundle, addresses: Mapping[str, str], security: Security)
     found = asyncio.run(statuses(addresses, security))
     if not found:
         raise ServingError(f"none of the nodes of {bundle.path} answers")
-    old = {name: status["bundle"][:12] for name, status in found.items() if status["bundle"] != bundle.hash}
+    old = {name: status.bundle[:12] for name, status in found.items() if status.bundle != bundle.hash}
     remark = ""
     if old:
         served, places = ", ".join(sorted(set(old.values()))), " ".join(addresses[name] for name in old)
@@ -156,32 +157,32 @@ def _of_addresses(options: LoadOptions, security: Security) -> _Target:
         if not parse_address(address, "BUNDLE|ADDRESS").is_loopback and not options.remote:
             raise ConfigError(f"{address} is not of this machine: give --remote to load it all the same", key="load")
     found = asyncio.run(ask_each(options.targets, security, NodeClient.status))
-    if len({status["bundle"] for status in found}) > 1:
+    if len({status.bundle for status in found}) > 1:
         raise ServingError("the nodes serve different bundles; load nodes of one")
     first = options.targets[:1]
     (system,) = asyncio.run(ask_each(first, security, NodeClient.system))
     (samples,) = asyncio.run(ask_each(first, security, NodeClient.samples))
     topology = Topology(tuple(decode_list(Node, parse_toml(system.decode())["nodes"], "nodes")))
-    addresses = {status["node"]: address for status, address in zip(found, options.targets, strict=True)}
+    addresses = {status.node: address for status, address in zip(found, options.targets, strict=True)}
     return _Target(addresses, topology, Samples.from_bytes(samples), found[0])
 
 
-def _shower(show_table: Show, plan: LoadPlan) -> Callable[[LoadGenerator, Mapping[str, Any], float], None]:
+def _shower(show_table: Show, plan: LoadPlan) -> Watcher:
     planned = serving_plan(plan.topology).nodes
-    previous: dict[str, Any] = {}
+    previous: dict[str, NodeStatus] = {}
 
-    def show(generator: LoadGenerator, statuses: Mapping[str, Any], elapsed: float) -> None:
+    def show(generator: LoadGenerator, statuses: Mapping[str, NodeStatus], elapsed: float) -> None:
         outcomes = generator.outcomes
         title = f"{elapsed:.0f} of {plan.duration:g} s: {outcomes.sent:,} sent, {len(outcomes.rows):,} answered"
         rows = []
         for name, status in statuses.items():
             old = previous.get(name, status)
-            seconds = max(status["time"] - old["time"], 1e-9)
+            seconds = max(status.time - old.time, 1e-9)
             received, served = (
-                f"{(status[key] - old[key]) / seconds if old is not status else 0:.1f}"
-                for key in ("received", "served")
+                f"{change / seconds if old is not status else 0:.1f}"
+                for change in (status.received - old.received, status.served - old.served)
             )
-            fallbacks = str(sum(status["fallbacks"].values()))
+            fallbacks = str(sum(status.fallbacks.values()))
             rows.append([name, received, served, f"{planned[name].serve_rate:.1f}", fallbacks])
         previous.update(statuses)
         show_table(title, ["node", "received/s", "served/s", "planned", "fallbacks"], rows)

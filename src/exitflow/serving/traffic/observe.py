@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tomli_w
 
 from exitflow.config import parse_toml
 from exitflow.errors import ServingError
+from exitflow.serving.node.status import NodeStatus
 from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.wire.security import Security
 
@@ -38,9 +39,9 @@ async def observe(addresses: Sequence[str], security: Security, *, window: float
         last = await ask_each(addresses, security, NodeClient.status)
     else:
         first, last = [_fresh(status) for status in first], first
-    if len({status["bundle"] for status in last}) > 1:
+    if len({status.bundle for status in last}) > 1:
         raise ServingError("the nodes serve different bundles: roll out one of them first")
-    rates = {after["node"]: _rates(before, after) for before, after in zip(first, last, strict=True)}
+    rates = {after.node: _rates(before, after) for before, after in zip(first, last, strict=True)}
     (text,) = await ask_each(addresses[:1], security, NodeClient.system)
     system = parse_toml(text.decode())
     for node in system["nodes"]:
@@ -52,21 +53,21 @@ async def observe(addresses: Sequence[str], security: Security, *, window: float
     return Observed(system, rates, unseen)
 
 
-def _fresh(status: Mapping[str, Any]) -> dict[str, Any]:
+def _fresh(status: NodeStatus) -> NodeStatus:
     """What the same node said when it started."""
-    links = {name: {"forwarded": 0} for name in status["links"]}
-    return {"time": status["started"], "started": status["started"], "arrived": 0, "served": 0, "links": links}
+    links = {name: replace(link, forwarded=0) for name, link in status.links.items()}
+    return replace(status, time=status.started, arrived=0, served=0, links=links)
 
 
-def _rates(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    seconds = after["time"] - before["time"]
+def _rates(before: NodeStatus, after: NodeStatus) -> dict[str, float]:
+    seconds = after.time - before.time
     if seconds < LEAST_SECONDS:
-        raise ServingError(f"node {after['node']!r} has been watched for {seconds:.1f} s only; wait, or give --window")
-    if after["started"] != before["started"]:
-        raise ServingError(f"node {after['node']!r} was started anew while it was watched; watch it again")
-    forwarded = sum(link["forwarded"] - before["links"][name]["forwarded"] for name, link in after["links"].items())
+        raise ServingError(f"node {after.node!r} has been watched for {seconds:.1f} s only; wait, or give --window")
+    if after.started != before.started:
+        raise ServingError(f"node {after.node!r} was started anew while it was watched; watch it again")
+    forwarded = sum(link.forwarded - before.links[name].forwarded for name, link in after.links.items())
     return {
-        "arrived": (after["arrived"] - before["arrived"]) / seconds,
-        "served": (after["served"] - before["served"]) / seconds,
+        "arrived": (after.arrived - before.arrived) / seconds,
+        "served": (after.served - before.served) / seconds,
         "forwarded": forwarded / seconds,
     }
