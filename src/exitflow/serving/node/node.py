@@ -210,6 +210,7 @@ class Node:
                 self.counts.expired += 1
                 raise ExpiredError
         computed = self._compute((job,))
+        self._count_batch(computed)
         if not (np.isfinite(computed.scores).all() and np.isfinite(computed.confidences).all()):
             with self._lock:
                 self.counts.invalid += 1
@@ -273,6 +274,7 @@ class Node:
         if isinstance(computed, Exception):
             self._fail(jobs, computed)
             return
+        self._count_batch(computed)
         fine = np.isfinite(computed.scores).all(axis=1) & np.isfinite(computed.confidences)
         if not fine.all() or any(job.future.done() for job in computed.jobs):
             computed = _still_wanted(computed, fine)
@@ -288,7 +290,6 @@ class Node:
         """Every job gets the own answers; what parents are asked about is returned."""
         deadlines = [job.deadline for job in computed.jobs for _ in range(job.size)]
         with self._lock:
-            self._count_batch(computed, now)
             decision = self.router.decide(computed.confidences, deadlines, now)
             self._count_decision(decision)
             asked = self._asked(computed, decision, now)
@@ -324,12 +325,14 @@ class Node:
             if not job.future.done():
                 job.future.set_exception(RuntimeError("the engine failed"))
 
-    def _count_batch(self, computed: Computed, now: float) -> None:
-        counts = self.counts
-        counts.batches[len(computed.scores)] += 1
-        counts.compute_seconds += computed.seconds
-        counts.queue_seconds += sum(now - job.arrived - computed.seconds for job in computed.jobs)
-        counts.last_inference_ms = int(time.time() * 1000)
+    def _count_batch(self, computed: Computed) -> None:
+        """All that was computed, also for those who are refused or have gone."""
+        counts, now = self.counts, self.clock.now()
+        with self._lock:
+            counts.batches[len(computed.scores)] += 1
+            counts.compute_seconds += computed.seconds
+            counts.queue_seconds += sum(now - job.arrived - computed.seconds for job in computed.jobs)
+            counts.last_inference_ms = int(time.time() * 1000)
 
     def _count_decision(self, decision: Decision) -> None:
         self.counts.out_of_tokens += decision.out_of_tokens
