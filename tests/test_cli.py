@@ -304,6 +304,14 @@ def test_explain_sets_the_weightings_side_by_side():
         (["train", "paper-7", "--out", "x", "--seed", "-1"], "training.seed: must be 0 or more, got -1"),
         (["train", "paper-7", "--out", "x", "--weighting", "best"], "training.weighting: there is no weighting 'best'"),
         (["train", "paper-7-cifar10", "--out", "x"], "say where with --data-dir, data.dir or $EXITFLOW_DATA_DIR"),
+        (
+            ["train", "paper-7-cifar10", "--out", "x", "--data-dir", "true"],
+            "looked for data_batch_1.bin in true/cifar-10",
+        ),
+        (
+            ["train", "paper-7", "--out", "x", "--set", "rounds"],
+            "exitflow: --set: expected key=value, such as training",
+        ),
         (["explain", "nothing.toml"], "exitflow: nothing.toml: no such file\n"),
         (
             ["train", "paper-7-cifar10", "--out", "x", "--data-dir", "no\N{GRINNING FACE}"],

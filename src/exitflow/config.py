@@ -16,7 +16,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -24,6 +24,7 @@ from exitflow.errors import ConfigError, suggestion
 from exitflow.files import SMALL_FILE, read_file
 
 T = TypeVar("T")
+Changes = Mapping[str, Any] | Sequence[str]  # {"training.rounds": 5}, or ["training.rounds=5"]
 
 MAX_KEY_PARTS = 8  # of a dotted key: tomllib makes tables for every prefix of it, which takes memory without end
 _KEY_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
@@ -82,20 +83,32 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def parse_assignment(text: str, example: str = "training.rounds=5") -> tuple[list[str], Any]:
-    """`training.rounds=5` as (["training", "rounds"], 5); the value is TOML, or else a plain string."""
-    key, equals, value = text.partition("=")
-    path = key.strip().split(".")
-    if not equals or not all(path):
+def parse_assignment(text: str, example: str = "training.rounds=5") -> tuple[str, Any]:
+    """`training.rounds=5` as ("training.rounds", 5); the value is TOML, or else a plain string."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not all(key.split(".")):
         raise ConfigError(f"expected key=value, such as {example}, got {text!r}", key="--set")
     try:
-        return path, parse_toml(f"value = {value}")["value"]
+        return key, parse_toml(f"value = {value}")["value"]
     except ConfigError:
-        return path, value.strip()
+        return key, value
 
 
-def assign(table: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set `value` at the dotted `path`, making tables on the way; in an array of tables, a name finds its table."""
+def parse_changes(given: Changes, example: str = "training.rounds=5") -> dict[str, Any]:
+    """Dotted keys with the values that they are changed to; of two texts for one key the last holds."""
+    if isinstance(given, Mapping):
+        return {str(key): value for key, value in given.items()}
+    found: dict[str, Any] = {}
+    for text in given:
+        key, value = parse_assignment(str(text), example)
+        found.pop(key, None)
+        found[key] = value
+    return found
+
+
+def assign(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set `value` at the dotted `key`, making tables on the way; in an array of tables, a name finds its table."""
+    path = key.split(".")
     place: Any = table
     for name in path[:-1]:
         place = _named(place, name) if isinstance(place, list) else place.setdefault(name, {})
@@ -254,12 +267,12 @@ def _decode_choice(choices: tuple[Any, ...], value: Any) -> Any:
 def _decode_union(options: tuple[Any, ...], value: Any) -> Any:
     """By the one option that a list, or a single value, can be meant for."""
     options = tuple(option for option in options if option is not type(None))
-    fitting = [option for option in options if (get_origin(option) is tuple) == isinstance(value, list)]
+    fitting = [option for option in options if (get_origin(option) is tuple) == isinstance(value, list | tuple)]
     return _decode((fitting or options)[0], value)
 
 
 def _decode_tuple(item_hint: Any, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         raise ConfigError(f"expected a list, got {_describe(value)}")
     return tuple(located(f"[{index}]", _decode, item_hint, item) for index, item in enumerate(value))
 

@@ -1,5 +1,6 @@
 import pytest
 
+from exitflow.config import parse_changes
 from exitflow.data.data_spec import DataSpec
 from exitflow.errors import ConfigError
 from exitflow.federated.options.federation_spec import FederationSpec
@@ -293,3 +294,18 @@ def test_a_directory_or_bytes_are_no_system_file(tmp_path):
 def test_what_is_set_inside_a_table_of_a_preset_is_set_for_nobody_else():
     assert load_system("paper-7", ["training.optimiser.momentum=0.5"]).training.optimiser.momentum == 0.5
     assert load_system("paper-7").training.optimiser.momentum == 0.9
+
+
+def test_changes_from_python_keep_their_types():
+    changes = {"training.rounds": 5, "data.dir": "7", "training.exit_weights": (1.0, 0.5, 0.0), "name": "true"}
+    system = load_system("paper-7", changes)
+    assert (system.training.rounds, system.data.dir, system.name) == (5, "7", "true")
+    assert system.training.exit_weights == (1.0, 0.5, 0.0)
+    with pytest.raises(ConfigError, match=r"paper-7: training.rounds: expected a whole number, got '5'"):
+        load_system("paper-7", {"training.rounds": "5"})
+
+
+def test_of_two_texts_for_one_key_the_last_holds_where_it_stands():
+    texts = ["data.dir=x", 'data={name="digits"}', "data.dir=y"]
+    assert list(parse_changes(texts).items()) == [("data", {"name": "digits"}), ("data.dir", "y")]
+    assert load_system("paper-7", texts).data.dir == "y"

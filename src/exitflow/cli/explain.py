@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,7 +38,7 @@ def explain(
     backend: str,
     workers: int | None,
     data_dir: str | None,
-    overrides: tuple[str, ...],
+    overrides: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Why one weighting and not another: weights in the last round of SYSTEM, and their cost by the error bound.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,7 +42,7 @@ def federation() -> None:
     help="Where the nodes will meet: the server as they reach it.",
 )
 @set_option
-def init(system: str, out: str, superlink: str, overrides: tuple[str, ...]) -> None:
+def init(system: str, out: str, superlink: str, overrides: dict[str, Any]) -> None:
     """Write what each machine of SYSTEM needs: certificates, a key for every node, start scripts, systemd units.
 
     \b
@@ -52,7 +52,7 @@ def init(system: str, out: str, superlink: str, overrides: tuple[str, ...]) -> N
     from exitflow.flower.folders import init_federation
     from exitflow.system.system import load_system
 
-    loaded = load_system(system, list(overrides))
+    loaded = load_system(system, overrides)
     init_federation(loaded, Path(out), superlink=superlink)
     click.echo(f"{out}/server: for the machine at {superlink}; start it with {out}/server/start.sh")
     click.echo(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from exitflow.cli.completion import FILE, SYSTEM
 from exitflow.cli.options import as_overrides, data_dir_option, json_option, print_json, set_option
+from exitflow.cli.program import Command
 from exitflow.errors import ConfigError, MissingExtraError
 from exitflow.models.specs import FAMILIES
 from exitflow.report.terminal import print_table
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from exitflow.system.system import System
 
 
-@click.command(short_help="The kinds of networks that a system can have.")
+@click.command(cls=Command, short_help="The kinds of networks that a system can have.")
 @click.argument("pattern", required=False)
 @json_option
 def models(pattern: str | None, as_json: bool) -> None:
@@ -48,12 +50,12 @@ def models(pattern: str | None, as_json: bool) -> None:
         click.echo("\n".join(found))
 
 
-@click.command(short_help="Where exits can stand in the network of SYSTEM, and what each place costs.")
-@click.argument("system")
+@click.command(cls=Command, short_help="Where exits can stand in the network of SYSTEM, and what each place costs.")
+@click.argument("system", type=SYSTEM)
 @data_dir_option
 @set_option
 @json_option
-def inspect(system: str, data_dir: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
+def inspect(system: str, data_dir: str | None, overrides: dict[str, Any], as_json: bool) -> None:
     """Where exits can stand in the network of SYSTEM, a file, a preset or a run, and what each place costs.
 
     All figures count from the input to a place, classifiers left out. Milliseconds are those of PyTorch on one
@@ -90,7 +92,7 @@ def inspect(system: str, data_dir: str | None, overrides: tuple[str, ...], as_js
     print_table(f"{loaded.name}: {loaded.model.family} for {shape}, up to each block", columns, rows)
 
 
-def _system_of(source: str, overrides: list[str]) -> System:
+def _system_of(source: str, overrides: dict[str, Any]) -> System:
     """Of a system file, a preset, or a run."""
     from exitflow.runs.run_dir import RunDir
     from exitflow.system.system import load_system
@@ -99,10 +101,10 @@ def _system_of(source: str, overrides: list[str]) -> System:
     return load_system(spec if spec.is_file() else source, overrides)
 
 
-@click.command(short_help="Weights of a package or a file, as safetensors.")
-@click.argument("source", metavar="PACKAGE_OR_FILE")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The file to write.")
-def weights(source: str, out: Path) -> None:
+@click.command(cls=Command, short_help="Weights of a package or a file, as safetensors.")
+@click.argument("source", type=FILE, metavar="PACKAGE_OR_FILE")
+@click.option("--out", required=True, type=FILE, metavar="FILE", help="The file to write.")
+def weights(source: str, out: str) -> None:
     """Convert weights, a state dict of PyTorch or safetensors, to safetensors.
 
     PACKAGE_OR_FILE is a file, or an installed package that brings one. Of a state dict nothing but tensors is
@@ -119,5 +121,5 @@ def weights(source: str, out: Path) -> None:
         raise MissingExtraError("safetensors", "train") from None
 
     path = find_weights(source)
-    count, digest = convert(path, out)
+    count, digest = convert(path, Path(out))
     click.echo(f"{out}: {count:,} tensors of {path.name}, sha256 {digest}")

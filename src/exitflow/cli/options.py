@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import click
 
 from exitflow import logs
 from exitflow.cli.completion import FOLDER
+from exitflow.config import parse_changes
 from exitflow.errors import ConfigError
 from exitflow.runs.backends import BACKENDS
 
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the system file; repeatable."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=lambda ctx, param, texts: parse_changes(texts),
+    help="Change a key of the system file; repeatable.",
 )
 data_dir_option = click.option("--data-dir", type=FOLDER, metavar="DIR", help="Where the data set's files lie.")
 backend_option = click.option(
@@ -50,12 +57,12 @@ def as_overrides(
     seed: int | None = None,
     rounds: int | None = None,
     data_dir: str | None = None,
-    overrides: tuple[str, ...] = (),
-) -> list[str]:
-    """Options that stand for keys, after --set, as `key=value`."""
+    overrides: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What --set changes, and then what the options that stand for keys say."""
     options = {"training.weighting": weighting, "training.seed": seed, "training.rounds": rounds, "data.dir": data_dir}
-    given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
-    return [*overrides, *given]
+    given = {key: value for key, value in options.items() if value is not None}
+    return {key: value for key, value in overrides.items() if key not in given} | given
 
 
 def split_names(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -52,7 +52,7 @@ def plan(
     slos: tuple[str, ...],
     html: str | None,
     data_dir: str | None,
-    overrides: tuple[str, ...],
+    overrides: dict[str, Any],
     as_json: bool,
 ) -> None:
     """The rates that will flow through every node and exit of SYSTEM.
@@ -203,7 +203,7 @@ def whatif(
     run: str | None,
     html: str | None,
     data_dir: str | None,
-    overrides: tuple[str, ...],
+    overrides: dict[str, Any],
     as_json: bool,
 ) -> None:
     """The plans of SYSTEM for all combinations of some values, and which of them are worth a look.

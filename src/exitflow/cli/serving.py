@@ -244,7 +244,9 @@ _DRIFT = (
 @click.option("--duration", type=float, default=10.0, show_default=True, metavar="S", help="Seconds.")
 @click.option("--drift", type=click.Choice(["difficulty", "traffic", "burst"]), help=_DRIFT)
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of arrivals and samples.")
-@click.option("--trace", metavar="FILE", help="CSV or Parquet with seconds and requests: the shape over time.")
+@click.option(
+    "--trace", type=FILE, metavar="FILE", help="CSV or Parquet with seconds and requests: the shape over time."
+)
 @click.option(
     "--service", "services", multiple=True, metavar="NODE=MS", help="Let nodes take so long: 'edge-*=20', or declared."
 )

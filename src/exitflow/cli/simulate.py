@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exitflow.cli.completion import FILE, FOLDER, SYSTEM
 from exitflow.cli.options import data_dir_option, dataset_for, json_option, print_json
 from exitflow.cli.program import Command
 from exitflow.config import require
@@ -39,11 +40,16 @@ class _Served:
 
 
 @click.command(cls=Command, short_help="Requests through a RUN or BUNDLE, on a virtual clock.")
-@click.argument("target", metavar="RUN|BUNDLE")
-@click.option("--system", metavar="SYSTEM", help="Of a RUN: simulate its answers on this system instead of its own.")
+@click.argument("target", type=FOLDER, metavar="RUN|BUNDLE")
+@click.option(
+    "--system", type=SYSTEM, metavar="SYSTEM", help="Of a RUN: simulate its answers on this system instead of its own."
+)
 @click.option("--duration", type=float, default=600.0, show_default=True, metavar="S", help="Simulated seconds.")
 @click.option(
-    "--trace", metavar="FILE", help="CSV or Parquet with seconds and requests: how the rate goes up and down."
+    "--trace",
+    type=FILE,
+    metavar="FILE",
+    help="CSV or Parquet with seconds and requests: how the rate goes up and down.",
 )
 @click.option("--drift", type=click.Choice(["difficulty", "traffic", "burst"]), help="What changes half-way; see load.")
 @click.option("--fail", "fails", multiple=True, metavar="NODE@FROM..TO", help="A node is gone: edge-0@60s..90s.")

@@ -6,13 +6,14 @@ from dataclasses import asdict
 
 import click
 
+from exitflow.cli.completion import FOLDER
 from exitflow.cli.options import json_option, print_json
 from exitflow.cli.program import Command
 from exitflow.report.terminal import milliseconds, print_table
 
 
 @click.command(cls=Command, short_help="How long every exit of BUNDLE takes on this machine.")
-@click.argument("bundle")
+@click.argument("bundle", type=FOLDER)
 @click.option(
     "--threads", type=click.IntRange(1, 1024), default=1, show_default=True, metavar="N", help="Of the engine."
 )

@@ -119,7 +119,7 @@ def train(
             system
             or out
             or start
-            or any(value not in (None, ()) for key, value in changes.items() if key != "data_dir")
+            or any(value not in (None, {}) for key, value in changes.items() if key != "data_dir")
         ):
             raise ConfigError(
                 "goes on with a run as it was begun: only options that say where to train, and --data-dir, fit",
@@ -281,7 +281,7 @@ def compare(
     backend: str,
     workers: int | None,
     data_dir: str | None,
-    overrides: tuple[str, ...],
+    overrides: dict[str, Any],
     as_json: bool,
 ) -> None:
     """The same SYSTEM trained in several ways: accuracy of each exit and as served, mean ± deviation over the seeds.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from exitflow.config import parse_assignment, require
+from exitflow.config import Changes, parse_assignment, parse_changes, require
 from exitflow.errors import ConfigError
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.planning.prospects import Prospect, best_prospect
@@ -90,7 +89,7 @@ def what_if(
     source: str,
     varies: Sequence[Vary],
     *,
-    overrides: Sequence[str] = (),
+    overrides: Changes = (),
     outputs_for: Callable[[System], ExitOutputs | None] = lambda system: None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> WhatIf:
@@ -99,6 +98,7 @@ def what_if(
     require(len(set(keys)) == len(keys), "--vary", "names a key twice")
     number = math.prod(len(vary.values) for vary in varies)
     require(number <= MAX_POINTS, "--vary", f"makes {number:,} combinations, at most {MAX_POINTS:,} are explored")
+    overrides = parse_changes(overrides)
     system = load_system(source, overrides)
     points = []
     for values in itertools.product(*(vary.values for vary in varies)):
@@ -111,14 +111,14 @@ def what_if(
 
 def _point(
     source: str,
-    overrides: Sequence[str],
+    overrides: Mapping[str, Any],
     keys: Sequence[str],
     values: tuple[Any, ...],
     outputs_for: Callable[[System], ExitOutputs | None],
 ) -> Point:
     changes: Mapping[str, Any] = dict(zip(keys, values, strict=True))
     try:
-        system = load_system(source, (*overrides, *(f"{key}={json.dumps(value)}" for key, value in changes.items())))
+        system = load_system(source, {**overrides, **changes})
         found = best_prospect(system.topology, outputs_for(system))
     except ConfigError as error:
         return Point(values, None, str(error))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +18,14 @@ from typing import Any, Literal
 import tomli_w
 
 from exitflow.config import (
+    Changes,
     assign,
     check_keys,
     decode,
     decode_list,
     encode,
     located,
-    parse_assignment,
+    parse_changes,
     read_toml,
     require,
     require_table,
@@ -112,8 +113,11 @@ def with_exits(topology: Topology, exits: Mapping[str, int]) -> Topology:
     return Topology(tuple(replace(node, exit=exits[node.name]) for node in topology.nodes))
 
 
-def load_system(source: str | Path, overrides: Sequence[str] = ()) -> System:
-    """From a TOML file or the name of a preset; `overrides` such as "training.rounds=5" go before what it says."""
+def load_system(source: str | Path, overrides: Changes = ()) -> System:
+    """From a TOML file or the name of a preset.
+
+    `overrides` go before what it says: {"training.rounds": 5}, or texts such as "training.rounds=5".
+    """
     name = str(source)
     is_file = name.endswith(".toml") or (os.path.exists(name) and not os.path.isdir(name))
     table = read_toml(Path(name)) if is_file else preset(name)
@@ -137,12 +141,11 @@ def load_resolved(path: Path) -> System:
         raise error.within(source=str(path)) from None
 
 
-def decode_system(table: Mapping[str, Any], overrides: Sequence[str] = (), *, default_name: str = "system") -> System:
+def decode_system(table: Mapping[str, Any], overrides: Changes = (), *, default_name: str = "system") -> System:
     """The system that parsed TOML describes."""
     changed = copy.deepcopy(dict(table)) if overrides else dict(table)
-    for text in overrides:
-        path, value = parse_assignment(str(text))
-        assign(changed, path, value)
+    for key, value in parse_changes(overrides).items():
+        assign(changed, key, value)
     _check_top_keys(changed)
     name = changed.get("name", default_name)
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= MAX_NAME:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from exitflow.config import assign, check_fields, decode, encode, located, parse_assignment, require
+from exitflow.config import assign, check_fields, decode, encode, located, parse_changes, require
 from exitflow.routing.decisions import Rules
 from exitflow.routing.queueing import QueueLimits
 from exitflow.serving.bundle.bundle import MAX_SAMPLES, Bundle
@@ -84,9 +84,8 @@ def check_links(spec: ServingSpec, bundle: Bundle) -> None:
 def serving_spec(overrides: Sequence[str] = ()) -> ServingSpec:
     """The defaults, changed by texts such as "codec=u8"."""
     table: dict[str, Any] = {}
-    for text in overrides:
-        path, value = parse_assignment(text, example="codec=u8")
-        assign(table, path, value)
+    for key, value in parse_changes(overrides, example="codec=u8").items():
+        assign(table, key, value)
     return decode(ServingSpec, table)
 
 
