@@ -65,7 +65,9 @@ _relay = click.option("--relay", type=FILE, hidden=True)  # where a ServerApp th
 @click.option("--weighting", type=one_of(WEIGHTINGS), metavar="NAME", help=f"One of {', '.join(WEIGHTINGS)}.")
 @click.option("--seed", type=int, metavar="N", help="Of all that is random.")
 @click.option("--rounds", type=int, metavar="N", help="How many rounds to train.")
-@click.option("--start", metavar="RUN", help="Begin with the weights of another run, or of a .safetensors file.")
+@click.option(
+    "--start", type=FILE, metavar="RUN", help="Begin with the weights of another run, or of a .safetensors file."
+)
 @click.option(
     "--callback",
     "callbacks",
