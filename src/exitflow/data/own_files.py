@@ -7,7 +7,15 @@
     flip = true
 
 Each .npz holds `inputs`, (N, C, H, W) or (N, features), of bytes or any other numbers, which become floats, and
-`labels`, (N,) from 0. A node of a federation needs only the training part, the server only the other two.
+`labels`, (N,) from 0. Instead of a .npz file a part may be images in folders, or a table (`own_samples`), with
+
+    size = 64               # images are resized to 64x64; they have as many channels as `mean`, 1 or 3
+    classes = ["cat", ...]  # the order of the folders, default sorted
+    tokenizer = "tokenizer.json"   # a table of texts, and ...
+    length = 64             # ... to how many tokens each is cut or filled up
+    input_column, label_column = ...   # default "image" or "text", and "label"
+
+A node of a federation needs only the training part, the server only the other two.
 """
 
 from __future__ import annotations
@@ -21,6 +29,7 @@ import torch
 
 from exitflow.config import decode, read_toml, require
 from exitflow.data.dataset import LARGEST_FLOAT, Dataset, Preparation, Split
+from exitflow.data.own_samples import images_of, read_folder, read_table, tokens_of
 from exitflow.errors import ConfigError, DataError
 from exitflow.files import open_regular
 from exitflow.npz import MAX_BYTES, Header, open_npz
@@ -28,6 +37,7 @@ from exitflow.npz import MAX_BYTES, Header, open_npz
 DESCRIPTION = "dataset.toml"
 PARTS = ("train", "validation", "test")
 MAX_CLASSES = 1_000_000
+MAX_SIZE = 8192  # pixels of an image's side, and tokens of a text
 
 
 @dataclass(frozen=True)
@@ -35,19 +45,30 @@ class Description:
     """What the file dataset.toml says of a user's own data."""
 
     num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()  # may only be missing for texts
+    std: tuple[float, ...] = ()
     crop_padding: int = 0
     flip: bool = False
+    size: int = 64
+    classes: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    length: int = 64
+    input_column: str | None = None
+    label_column: str = "label"
 
     def __post_init__(self) -> None:
         possible = 2 <= self.num_classes <= MAX_CLASSES
         require(possible, "num_classes", f"must be from 2 to {MAX_CLASSES:,}, got {self.num_classes}")
+        for key in ("mean", "std"):
+            require(bool(getattr(self, key)) or self.tokenizer is not None, key, "is missing")
+        for key in ("size", "length"):
+            value = getattr(self, key)
+            require(1 <= value <= MAX_SIZE, key, f"must be from 1 to {MAX_SIZE:,}, got {value}")
         self.preparation()  # which refuses what is none
 
     def preparation(self) -> Preparation:
         """How inputs become what the network takes."""
-        return Preparation(self.mean, self.std, self.crop_padding, self.flip)
+        return Preparation(self.mean or (0.0,), self.std or (1.0,), self.crop_padding, self.flip)
 
 
 def load_own(folder: Path) -> Dataset:
@@ -56,9 +77,12 @@ def load_own(folder: Path) -> Dataset:
         description = decode(Description, read_toml(folder / DESCRIPTION))
     except ConfigError as error:
         raise error.within(source=str(folder / DESCRIPTION)) from None
-    found = {part: _read(folder / f"{part}.npz", description) for part in PARTS if (folder / f"{part}.npz").exists()}
+    read = {part: _part(folder, part, description) for part in PARTS}
+    found = {part: split for part, split in read.items() if split is not None}
     if not found:
-        raise DataError(f"{folder}: holds none of {', '.join(f'{part}.npz' for part in PARTS)}")
+        raise DataError(
+            f"{folder}: holds none of {', '.join(f'{part}.npz' for part in PARTS)}, nor such folders or tables"
+        )
     example = next(iter(found.values()))
     for part, split in found.items():
         if split.inputs.shape[1:] != example.inputs.shape[1:]:
@@ -69,6 +93,39 @@ def load_own(folder: Path) -> Dataset:
     return Dataset(
         folder.name, train, validation, test, description.num_classes, description.preparation(), partial=True
     )
+
+
+def _part(folder: Path, part: str, description: Description) -> Split | None:
+    """In whatever form it is there."""
+    if (folder / f"{part}.npz").exists():
+        return _read(folder / f"{part}.npz", description)
+    tables = [path for suffix in (".parquet", ".arrow") if (path := folder / f"{part}{suffix}").is_file()]
+    if tables := tables[:1] or sorted((folder / part).glob("*.arrow")):
+        return _read_tables(folder, tables, description)
+    if (folder / part).is_dir():
+        size, channels = description.size, _channels(folder / part, description)
+        return read_folder(folder / part, description.classes, description.num_classes, size=size, channels=channels)
+    return None
+
+
+def _read_tables(folder: Path, paths: list[Path], description: Description) -> Split:
+    column = description.input_column or ("text" if description.tokenizer else "image")
+    values, labels = read_table(paths, column, description.label_column)
+    if description.tokenizer:
+        inputs = tokens_of(values, paths[0], folder / description.tokenizer, description.length)
+    else:
+        inputs = images_of(values, paths[0], size=description.size, channels=_channels(paths[0], description))
+    if not 0 <= int(labels.min()) <= int(labels.max()) < description.num_classes:
+        raise DataError(
+            f"{paths[0]}: labels are from {labels.min()} to {labels.max()}, not 0 to {description.num_classes - 1}"
+        )
+    return Split(inputs, labels)
+
+
+def _channels(path: Path, description: Description) -> int:
+    if (channels := len(description.mean)) not in (1, 3):
+        raise DataError(f"{path}: images have 1 or 3 channels, {DESCRIPTION} has {channels} means")
+    return channels
 
 
 def _read(path: Path, description: Description) -> Split:

@@ -193,7 +193,8 @@ class Assembly:
 
     def _feature_cache(self, folder: Path) -> FeatureCache | None:
         """Where the first stages are frozen, and the inputs of a sample always the same."""
-        if not isinstance(self.model, EarlyExitNetwork) or not frozen_exits(self.model):
+        in_memory = isinstance(self.dataset.train.inputs, torch.Tensor)
+        if not isinstance(self.model, EarlyExitNetwork) or not frozen_exits(self.model) or not in_memory:
             return None
         if isinstance(self.dataset.train.inputs, LazyInputs):  # which may have transforms of their own
             return None
