@@ -73,6 +73,19 @@ def test_speakers_are_told_apart_by_a_network_over_time(tmp_path):
 
 
 @pytest.mark.usefixtures("examples")
+def test_three_classifiers_of_scikit_learn_answer_as_one_by_the_commands_in_the_file(tmp_path, capsys):
+    import cascade
+
+    cascade.main(tmp_path / "cascade")
+    assert "large: 9" in capsys.readouterr().out
+    text = cascade.__doc__.partition("    exitflow cascade ")[2].partition("    exitflow load")[0].replace("\\\n", " ")
+    command = shlex.split(text.replace("cascade/", f"{tmp_path}/cascade/").replace("bundles/", f"{tmp_path}/"))
+    result = CliRunner().invoke(main, ["cascade", *command])
+    assert result.exit_code == 0, result.output
+    assert "next: exitflow up" in result.output
+
+
+@pytest.mark.usefixtures("examples")
 def test_without_its_data_the_example_says_what_to_install(monkeypatch):
     import speakers
 

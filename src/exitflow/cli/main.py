@@ -22,6 +22,7 @@ COMMANDS = {  # name -> the module of exitflow.cli, which is loaded when it is n
     "report": "report",
     "federation": "federation",
     "export": "serving",
+    "cascade": "serving",
     "time": "time",
     "up": "serving",
     "serve": "serving",

@@ -75,6 +75,43 @@ def export(
     _print_export(out, manifest)
 
 
+@click.command(cls=Command, short_help="Turn ONNX models of anybody's into a BUNDLE to serve.")
+@click.argument("models", type=FILE, nargs=-1, required=True, metavar="MODEL.onnx...")
+@click.option("--plan", required=True, type=FILE, metavar="SYSTEM", help="Who holds which model, and how much arrives.")
+@click.option(
+    "--calibrate", required=True, type=FILE, metavar="FILE.npz", help="Inputs as clients send them, and their labels."
+)
+@click.option("--out", required=True, type=FOLDER, metavar="BUNDLE", help="The new directory of the bundle.")
+@click.option(
+    "--confidence", type=click.Choice(list(CONFIDENCES)), default="entropy", show_default=True, help="How nodes rank."
+)
+@click.option("--replace", is_flag=True, help="Put it in the place of the bundle that is there.")
+def cascade(models: tuple[str, ...], plan: str, calibrate: str, out: str, confidence: str, replace: bool) -> None:
+    """A bundle of networks that were not trained together, the smallest first: one for each exit of SYSTEM.
+
+    They tell the same classes apart, and take the same inputs, each with its own preprocessing inside. A node that is
+    not sure sends the input to its parent. Half of FILE.npz calibrates, the other half says how good the answers are.
+
+    \b
+    Example:
+      exitflow cascade small.onnx large.onnx --plan campus.toml --calibrate held_out.npz --out bundles/campus
+    """
+    try:
+        from exitflow.serving.bundle.cascade import cascade_bundle
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "export") from None
+    from exitflow.system.system import load_system
+
+    manifest = cascade_bundle(models, load_system(plan), calibrate, out, confidence=confidence, replace=replace)
+    rows = [
+        [f"exit {exit}", model, percent(accuracy)]
+        for exit, (model, accuracy) in enumerate(zip(models, manifest.report.exit_accuracy, strict=True), start=1)
+    ]
+    print_table("What each answers of the other half", ["", "model", "accuracy %"], rows)
+    click.echo(f"As served: {percent(manifest.accuracy)} %.")
+    click.echo(f"{out}: next: exitflow up {out}")
+
+
 def _print_export(out: str, manifest: Manifest) -> None:
     report = manifest.report
     exits = zip(report.torch_exit_accuracy, report.exit_accuracy, report.changed, strict=True)
