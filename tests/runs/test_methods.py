@@ -58,8 +58,8 @@ def test_no_exit_of_the_table_of_peers_costs_more_than_in_ours(dataset, num_clas
 
 
 def assert_within_budget(system, ours, dataset, *, tolerance):
-    budget = [cost.multiply_adds for cost in Assembly(ours, dataset).costs]
-    costs = [cost.multiply_adds for cost in Assembly(system, dataset).costs]
+    budget = [cost.multiply_adds for cost in Assembly(ours, dataset).exit_costs]
+    costs = [cost.multiply_adds for cost in Assembly(system, dataset).exit_costs]
     exits = system.model.exits if system.model.family == "separate" else (1, 2, 3)
     for exit, cost in zip(exits, costs, strict=True):
         assert cost <= budget[exit - 1] * (1 + tolerance), (system.model, exit, cost, budget)
