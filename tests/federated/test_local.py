@@ -254,3 +254,19 @@ def test_a_single_sample_has_no_gradient_variance():
     trainer = linear_trainer(model, gaussian_split(4, 4, 2), {"node": [0]}, TrainingSpec(), 1)
     found = trainer.measure_gradients(initial_state(model), "node", 1)
     assert all(math.isnan(getattr(found, name)) for name in ("mean_variance", "variance", "second_moment", "loss"))
+
+
+def test_in_bfloat16_a_node_takes_nearly_the_same_steps_and_the_same_ones_again():
+    update, again, exact = (
+        image_trainer(training(momentum=0.9, batch_size=8, precision=precision), 3, dtype=torch.float32)[1].train(
+            initial_state(image_trainer(training(batch_size=8), 3, dtype=torch.float32)[0]),
+            Task(1, "node", (2,), (1.0,), 1.0, seed=5),
+        )
+        for precision in ("bfloat16", "bfloat16", "float32")
+    )
+    for name, delta in update.delta.items():
+        assert delta.dtype == torch.float32
+        assert torch.equal(delta, again.delta[name])
+    found, expected = (torch.cat([delta.flatten() for delta in each.delta.values()]) for each in (update, exact))
+    assert not torch.equal(found, expected)
+    assert float((found - expected).norm() / expected.norm()) < 0.1

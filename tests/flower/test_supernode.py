@@ -37,6 +37,16 @@ def test_a_factory_that_the_node_does_not_know_is_refused_before_it_is_called(tm
         NodeTrainers("device-0", tmp_path, None, frozenset({"os:getcwd"}))(header)
 
 
+@pytest.mark.parametrize(
+    "key", ["weighting", "server_step", "schedule.name", "optimiser.name", "objective.name", "data.partition"]
+)
+def test_a_part_of_a_training_that_the_node_does_not_know_is_not_called(tmp_path, key):
+    system = tiny_system(f"{key if key.startswith('data') else 'training.' + key}=os:getcwd").to_toml()
+    header = {"run": "r", "system": system, "num_steps": 1}
+    with pytest.raises(ConfigError, match=r"'os:getcwd' is not in this node's own system.toml"):
+        NodeTrainers("device-0", tmp_path, None)(header)
+
+
 def test_a_directory_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^--data-dir: there is no directory '/no/such/dir'$"):
         NodeTrainers("device-0", tmp_path, "/no/such/dir")

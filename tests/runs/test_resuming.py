@@ -40,6 +40,7 @@ INTERRUPTED = {
     "plain": (),
     "help and partial participation": ("training.help_probability=0.2", "training.participation=0.7"),
     "momentum kept": ("training.optimiser.momentum_between_rounds=keep",),
+    "bfloat16": ("training.optimiser.precision=bfloat16",),
     "measured weighting": ("training.weighting=balanced-adj",),
     "minimised bound": (BOUND_MIN, "training.help_probability=0.2"),
     "all exits at once": ("training.weighting=auto", "training.optimiser.momentum_between_rounds=keep"),

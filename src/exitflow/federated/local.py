@@ -192,14 +192,24 @@ class LocalTrainer:
 
     def _losses(self, place: _Workplace, batch: Batch, exits: Sequence[int], objective: Objective) -> Tensor:
         """The mean loss of each of `exits`."""
-        labels = batch.labels.to(self.device)
         known = {exit: carry.to(self.device, place.dtype) for exit, carry in self._known(batch, exits).items()}
-        if known:
-            return torch.stack(objective(place.network(known[min(known)], *exits, known=known), labels))
+        logits = self._logits(place, known[min(known)] if known else self._inputs(place, batch), exits, known)
+        return torch.stack(objective(logits, batch.labels.to(self.device)))
+
+    def _inputs(self, place: _Workplace, batch: Batch) -> Tensor:
+        """The batch as the network takes it."""
         inputs = self.data.preparation(batch.tensor, dtype=place.dtype, device=self.device)
-        if inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=place.layout)
-        return torch.stack(objective(place.network(inputs, *exits), labels))
+        return inputs.contiguous(memory_format=place.layout) if inputs.ndim == 4 else inputs
+
+    def _logits(
+        self, place: _Workplace, inputs: Tensor, exits: Sequence[int], known: Mapping[int, Tensor]
+    ) -> list[Tensor]:
+        """What the network says; losses are computed from it in the precision of the weights."""
+        kept = {"known": known} if known else {}
+        in_bfloat16 = self.spec.optimiser.precision == "bfloat16"
+        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=in_bfloat16):
+            logits = place.network(inputs, *exits, **kept)
+        return [each.to(place.dtype) for each in logits]
 
     def _known(self, batch: Batch, exits: Sequence[int]) -> dict[int, Tensor]:
         """What is kept of the features of a batch, by exit."""

@@ -44,6 +44,7 @@ class OptimiserSpec:
     momentum: float = 0.9
     momentum_between_rounds: Literal["reset", "keep"] = "reset"
     weight_decay: float = 5e-4
+    precision: Literal["float32", "bfloat16"] = "float32"  # of passes through the network; weights are kept as they are
 
     def __post_init__(self) -> None:
         take_part(self, "name", OPTIMISERS, "optimiser")

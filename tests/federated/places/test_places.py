@@ -23,6 +23,7 @@ VARIANTS = {
     "p=0": (),
     "p=0.2": ("training.help_probability=0.2",),
     "partial": ("training.participation=0.5", "training.help_probability=0.1"),
+    "bfloat16": ("training.optimiser.precision=bfloat16",),
     "momentum kept": ("training.optimiser.momentum_between_rounds=keep",),
     "all exits": ("training.local_exits=all", "training.participation=0.8"),
     "coverage": ("training.server_step=coverage", "model.heads=grid"),
