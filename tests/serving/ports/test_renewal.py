@@ -15,7 +15,8 @@ from exitflow.certificates import read_identity
 from exitflow.cli.main import main
 from exitflow.errors import ConfigError, ServingError
 from exitflow.serving.node.node import Node
-from exitflow.serving.ports.description import Surroundings, problems
+from exitflow.serving.node.status import problems
+from exitflow.serving.ports.description import Surroundings
 from exitflow.serving.ports.metrics import prometheus_text
 from exitflow.serving.traffic.cluster import LocalCluster
 from exitflow.serving.wire.messages import SERVICE
@@ -74,6 +75,7 @@ def test_a_link_connects_anew_and_loses_nothing_that_is_under_way(eager, certs):
         port = {"credentials": own.server_credentials(mutual=True), "certified": True}
         async with running(eager, "edge", port=port) as (_, place):
             node = Node(eager, "device", EAGER, {"edge": place}, security=Security(str(certs / "device")))
+            node.start()
             assert (await ask(node, eager)).nodes == ["edge"]
             under_way = [asyncio.create_task(ask(node, eager)) for _ in range(20)]
             await asyncio.sleep(0)
