@@ -79,7 +79,7 @@ def test_three_classifiers_of_scikit_learn_answer_as_one_by_the_commands_in_the_
     cascade.main(tmp_path / "cascade")
     assert "large: 9" in capsys.readouterr().out
     text = cascade.__doc__.partition("    exitflow cascade ")[2].partition("    exitflow load")[0].replace("\\\n", " ")
-    command = shlex.split(text.replace("cascade/", f"{tmp_path}/cascade/").replace("bundles/", f"{tmp_path}/"))
+    command = shlex.split(text.replace("cascade/", f"{tmp_path}/cascade/").replace("bundles/", f"{tmp_path}/bundles/"))
     result = CliRunner().invoke(main, ["cascade", *command])
     assert result.exit_code == 0, result.output
     assert "next: exitflow up" in result.output
