@@ -1,5 +1,8 @@
 """A node against its own engine in-process, against other servers with the same ONNX file, and a chain of three.
 
+Besides, the device's part as a function in a program of its own, and the chain with that at its leaf. $EXITFLOW_BEFORE
+names the `src` directory of another checkout, whose chain is measured as well.
+
 All in one interleaved run: every round measures everything for a moment, and ratios are taken within the round.
 CPU is that of the serving processes, from /proc. The client, the same for all, is a process of its own: one in Python,
 which takes about as much of the machine as a server does, and h2load, where it is installed, which takes little.
@@ -216,8 +219,17 @@ def early_exit(bundle: Bundle, rows: Iterator[int]) -> Callable[[], object]:
     return answer
 
 
+def ask_device(bundle: Bundle, edge: str, threads: int) -> dict[str, float]:
+    program = [sys.executable, "-m", "benchmarks.serving_device", str(bundle.path), edge, str(threads), str(SECONDS)]
+    result = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(result.stdout)
+    return found
+
+
 def main() -> None:
     for model in MODELS:
+        with tempfile.TemporaryDirectory() as name:
+            _device(model, Path(name))
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             _compare(model, Path(name), stack)
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -251,30 +263,68 @@ def _compare(model: Model, folder: Path, stack: ExitStack) -> None:
         print(f"  {server.name}: {figures}; {server.megabytes():.0f} MB", flush=True)
 
 
-def _chain(model: Model, folder: Path, stack: ExitStack) -> None:
-    bundle = make_bundle(model, CHAIN, folder / "bundle")
+def _device(model: Model, folder: Path) -> None:
+    """A Device without parents, against its engine."""
+    bundle = make_bundle(model, LONE, folder / "bundle")
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for _ in range(ROUNDS):
+        alone, many = ask_device(bundle, "-", 1), ask_device(bundle, "-", 16)
+        ratios["p50 over the engine's"].append(alone["p50"] / alone["engine_p50"])
+        ratios["microseconds above the engine's p50"].append(1e6 * (alone["p50"] - alone["engine_p50"]))
+        ratios["requests/s of 16 threads over the engine's"].append(many["rate"] / many["engine_rate"])
+    _print(f"{model.name}, Device", ratios)
+
+
+def _print(who: str, ratios: dict[str, list[float]]) -> None:
+    for what, values in ratios.items():
+        spread = f"{min(values):.2f} to {max(values):.2f}"
+        print(f"  {who}, {what}: {statistics.median(values):.2f} ({spread})", flush=True)
+
+
+def _start_chain(bundle: Bundle, stack: ExitStack, **options: Any) -> Server:
+    """The server to ask; the others are the edge and the cloud."""
     ports = dict(zip(("device", "edge", "cloud"), free_ports(3), strict=True))
-    options = ["--set", "control=threshold"]
     started = {}
     for name, parent in (("cloud", None), ("edge", "cloud"), ("device", "edge")):
         more = [f"--parent={parent}=127.0.0.1:{ports[parent]}"] if parent else []
-        command = node_command(bundle, name, ports[name], *options, *more)
-        started[name] = stack.enter_context(serving(name, command, "grpc", ports[name]))
+        command = node_command(bundle, name, ports[name], "--set", "control=threshold", *more)
+        started[name] = stack.enter_context(serving(name, command, "grpc", ports[name], **options))
     others = tuple(started[name].process.pid for name in ("edge", "cloud"))
-    chain = Server("chain", started["device"].process, "grpc", started["device"].address, others)
+    return Server("chain", started["device"].process, "grpc", started["device"].address, others)
+
+
+def _chain(model: Model, folder: Path, stack: ExitStack) -> None:
+    bundle = make_bundle(model, CHAIN, folder / "bundle")
+    chain = _start_chain(bundle, stack)
+    before = os.environ.get("EXITFLOW_BEFORE")
+    earlier = _start_chain(bundle, stack, env=os.environ | {"PYTHONPATH": before}) if before else None
+    ports = dict(zip(("edge", "cloud"), free_ports(2), strict=True))
+    above = []
+    for name, more in (("cloud", []), ("edge", [f"--parent=cloud=127.0.0.1:{ports['cloud']}"])):
+        command = node_command(bundle, name, ports[name], "--set", "control=threshold", *more)
+        above.append(stack.enter_context(serving(name, command, "grpc", ports[name])))
     whole, inputs = Engine(bundle.segments), bundle.samples().inputs[:1]
     bases: dict[str, Callable[[], object]] = {
         "the whole network in-process": lambda: whole.run({0: inputs}),
         "in-process exits until one is sure": early_exit(bundle, cycle(range(256))),
     }
     ratios: dict[str, list[float]] = defaultdict(list)
-    drive(chain, 16)
+    for server in filter(None, (chain, earlier)):
+        drive(server, 16)
     for _ in range(ROUNDS):
         measured = {what: in_process(answer) for what, answer in bases.items()}
         found = drive(chain, 16)
         for what, base in measured.items():
             ratios[f"CPU a request over {what}"].append(found["cpu"] / base["cpu"])
             ratios[f"requests/s over {what}"].append(found["rate"] / base["rate"])
-    for what, values in ratios.items():
-        spread = f"{min(values):.2f} to {max(values):.2f}"
-        print(f"  {model.name}, chain of 3, {what}: {statistics.median(values):.2f} ({spread})", flush=True)
+        spent = sum(server.cpu_seconds() for server in above)
+        leaf = ask_device(bundle, above[1].address, 16)
+        leaf["cpu"] += (sum(server.cpu_seconds() for server in above) - spent) / leaf["requests"]
+        for what, base in measured.items():
+            ratios[f"CPU a request over {what}, Device at the leaf"].append(leaf["cpu"] / base["cpu"])
+        if earlier:
+            then = drive(earlier, 16)
+            for who, now in (("serve", found), ("Device", leaf)):
+                ratios[f"CPU a request over the other checkout, {who} at the leaf"].append(now["cpu"] / then["cpu"])
+                ratios[f"requests/s over the other checkout, {who} at the leaf"].append(now["rate"] / then["rate"])
+    _print(f"{model.name}, chain of 3", ratios)
