@@ -69,6 +69,7 @@ def test_a_place_that_is_asked_for_is_always_completed():
                 assert isinstance(parameter.type, Completed), (path, parameter)
 
 
+@pytest.mark.heavy
 def test_a_shell_that_asks_gets_an_answer():
     environment = {
         **os.environ,

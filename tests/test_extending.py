@@ -175,6 +175,7 @@ def test_a_partition_that_is_none_is_refused(given, sentence):
         own_partition(rows, topology, 96)
 
 
+@pytest.mark.heavy
 def test_a_data_set_of_pytorch_is_read_when_it_is_asked_for(parts, tmp_path, monkeypatch):
     system = tiny_system("data.name=my_parts:stripes", "training.rounds=1")
     dataset = dataset_of(system)
@@ -219,6 +220,7 @@ def stop_at_once(done):
     return True
 
 
+@pytest.mark.heavy
 def test_training_begins_with_the_weights_of_another_run(tmp_path):
     first = trained(tmp_path / "first")
     begun = []

@@ -13,6 +13,8 @@ from exitflow.runs.training import train
 from exitflow.system.assembly import Assembly
 from tests.small import image_dataset, tiny_system
 
+pytestmark = pytest.mark.heavy
+
 DATA = image_dataset(96)
 NETWORK = TimmNetwork(name="test_efficientnet", image_size=32, exit_blocks=(2, 4, 5))
 

@@ -35,6 +35,7 @@ def inputs(shape=SHAPE, count=3):
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", SMALL)
 def test_the_last_exit_of_every_family_answers_as_timm_does(name):
     network = build(name, exit_blocks=(2, SMALL[name]))

@@ -18,6 +18,8 @@ from exitflow.system.assembly import Assembly
 from exitflow.tensors import num_bytes
 from tests.small import image_dataset, tiny_system
 
+pytestmark = pytest.mark.heavy
+
 DATA = image_dataset(96)
 CONVOLUTIONS = TimmNetwork(name="test_efficientnet", image_size=32, exit_blocks=(2, 4, 5))
 TRANSFORMER = TimmNetwork(name="test_vit", image_size=32)

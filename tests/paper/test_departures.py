@@ -45,6 +45,7 @@ def rule(model):
     return Aggregation(np.array(WEIGHTS), np.array(SAMPLES), model.coverage, step="coverage")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("step", WHICH, ids=lambda step: step.__name__)
 def test_every_departure_is_what_its_literal_twin_does(model, updates, rule, step):
     state = initial_state(model)

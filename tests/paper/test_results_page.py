@@ -21,6 +21,8 @@ from paper.tables import TABLES
 from tests.paper.synthetic import edit, remove, rewrite, write_gradient_variance, write_results
 from tests.report.browser import CHROMIUM, PROBE, browse
 
+pytestmark = pytest.mark.heavy
+
 
 def make_page(path):
     return results_page(Results(path))

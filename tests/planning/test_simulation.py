@@ -134,6 +134,7 @@ def test_a_report_shows_when_something_happened():
     assert found.to_json()["links"]["e-0 -> c-0"][1] == 20.0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", [{}, {"drift": "traffic"}, {"trace": Trace.of([0, 1, 2, 3], [1, 4, 2, 1])}])
 @pytest.mark.parametrize("limit", [10.0, 40.0])
 def test_the_fluid_agrees_with_every_request_followed(options, limit):
@@ -146,6 +147,7 @@ def test_the_fluid_agrees_with_every_request_followed(options, limit):
     assert mean.exit_share == pytest.approx(shares(exact), abs=0.03)  # chance; the mean of many is compared below
 
 
+@pytest.mark.heavy
 def test_the_fluid_agrees_within_half_a_point_on_the_mean():
     answers = outputs((0.7, 0.8, 0.9), num_samples=1000)
     topology = tree()

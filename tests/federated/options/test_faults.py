@@ -93,6 +93,7 @@ def mean_step(rule, rounds=4000):
     return {name: value / rounds for name, value in state.params.items()}
 
 
+@pytest.mark.heavy
 def test_reweighted_sums_are_those_of_full_participation_in_expectation():
     expected, found = full_step(), mean_step("reweight")
     for name, value in expected.items():

@@ -22,6 +22,8 @@ from tests.serving.asking import expected
 from tests.serving.inprocess import ALL_UP
 from tests.serving.small import chain, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 HASTY = ("forward_timeout=0.3", "forward=feature", "audit_share=0")
 PATIENT = ("forward_timeout=30", "forward=feature", "audit_share=0")
 

@@ -19,6 +19,8 @@ from tests.serving.asking import message
 from tests.serving.inprocess import EAGER, PATIENT, FakeParent, ask, fake_parent, http, running
 from tests.serving.small import NUM_CLASSES, chain, make_bundle
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.parametrize("service", ["", SERVICE])
 def test_health_is_told_without_a_token(eager, service):

@@ -26,6 +26,8 @@ from exitflow.serving.wire.security import Security
 from tests.serving.asking import message
 from tests.serving.inprocess import EAGER, PATIENT, ask, http, running
 
+pytestmark = pytest.mark.heavy
+
 NODES = ["device", "edge", "cloud"]
 
 
