@@ -13,7 +13,7 @@ import torch
 from exitflow.data.dataset import Dataset, Preparation, Split
 from exitflow.federated.types import ServerState
 from exitflow.runs.backends import open_backend
-from exitflow.runs.run_dir import RunDir
+from exitflow.runs.runs import Run
 from exitflow.runs.training import Training
 from exitflow.system.assembly import Assembly
 from exitflow.system.system import System
@@ -38,10 +38,10 @@ def rounds_of(
     """The whole training loop, round by round: sampling, training, aggregation, record and checkpoint on disk."""
     assembly = Assembly(system, dataset)
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = RunDir.create(Path(folder) / "run", system.to_toml())
+        run = Run.create(Path(folder) / "run", system.to_toml())
         state = assembly.initial_state()
-        with open_backend(backend, assembly.trainer(run_dir.node_states), state, workers=workers) as opened:
-            yield Training(assembly, run_dir).rounds(state, opened)
+        with open_backend(backend, assembly.trainer(run.states_folder), state, workers=workers) as opened:
+            yield Training(assembly, run).rounds(state, opened)
 
 
 def ratio_line(what: str, ratios: list[float], goal: float) -> str:

@@ -6,7 +6,6 @@ nodes of a federation share its cores, which on machines of their own they would
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -20,7 +19,7 @@ from exitflow.data.dataset import Dataset
 from exitflow.federated.types import ServerState
 from exitflow.flower.backend import FlowerBackend
 from exitflow.flower.loopback import LocalFederation
-from exitflow.runs.run_dir import RunDir
+from exitflow.runs.runs import Run
 from exitflow.runs.training import Training
 from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, decode_system, load_system
@@ -72,22 +71,22 @@ def _compare(system: System, dataset: Dataset, *, num_rounds: int) -> tuple[list
     """(seconds a round of flower, of processes, bytes of messages over covered bytes)."""
     flower: list[float] = []
     processes: list[float] = []
-    with rounds_of(system, dataset, "processes", 2) as pool, _flower(system, dataset) as (rounds, run_dir, federation):
+    with rounds_of(system, dataset, "processes", 2) as pool, _flower(system, dataset) as (rounds, run, federation):
         for number in range(num_rounds + 1):
             pair = _timed_round(pool), _timed_round(rounds)
             if number:  # the first round warms up
                 processes.append(pair[0])
                 flower.append(pair[1])
         print(f"memory of a node (proportional set size): {_node_megabytes(federation):,.0f} MB")
-        return flower, processes, _wire_ratio(system, dataset, run_dir)
+        return flower, processes, _wire_ratio(system, dataset, run)
 
 
 @contextmanager
-def _flower(system: System, dataset: Dataset) -> Iterator[tuple[Iterator[ServerState], RunDir, LocalFederation]]:
+def _flower(system: System, dataset: Dataset) -> Iterator[tuple[Iterator[ServerState], Run, LocalFederation]]:
     assembly = Assembly(system, dataset)
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = RunDir.create(Path(folder) / "run", system.to_toml())
-        trainer = assembly.trainer(run_dir.node_states)
+        run = Run.create(Path(folder) / "run", system.to_toml())
+        trainer = assembly.trainer(run.states_folder)
         started = time.perf_counter()
         federation = LocalFederation(list(assembly.samples), lambda header: trainer)
         print(f"starting the federation: {time.perf_counter() - started:.1f} s")
@@ -95,20 +94,20 @@ def _flower(system: System, dataset: Dataset) -> Iterator[tuple[Iterator[ServerS
             backend = FlowerBackend(
                 federation.courier, federation.stations, assembly.model.coverage, "benchmark", assembly.samples
             )
-            yield Training(assembly, run_dir).rounds(assembly.initial_state(), backend), run_dir, federation
+            yield Training(assembly, run).rounds(assembly.initial_state(), backend), run, federation
         finally:
             federation.close()
 
 
-def _wire_ratio(system: System, dataset: Dataset, run_dir: RunDir) -> float:
+def _wire_ratio(system: System, dataset: Dataset, run: Run) -> float:
     """Of a round in which every node trains its own exit, both directions."""
     assembly = Assembly(system, dataset)
-    state, wire = assembly.initial_state(), json.loads(run_dir.records_file.read_text().splitlines()[-1])["wire_bytes"]
+    state, wire = assembly.initial_state(), run.last_record.wire_bytes
     covered = {
         node.name: 2 * num_bytes(take(state.tensors, assembly.model.coverage(node.exit)))
         for node in system.topology.nodes
     }
-    sent = sum(figures["down"] + figures["up"] for figures in wire.values())
+    sent = sum(figures.down + figures.up for figures in wire.values())
     return float(sent / sum(covered[node] for node in wire))
 
 

@@ -20,7 +20,7 @@ from exitflow.theory.error_costs import ErrorTerms, calibrated_costs
 
 def recorded_terms(training: Training, weightings: Iterable[str]) -> dict[str, ErrorTerms]:
     """Of the weights in the last round, calibrated; {} where the training measured no gradients."""
-    if not training.profile.get("gradients"):
+    if not training.profile.gradients:
         return {}
     try:
         profile = _measured_profile(training)
@@ -34,17 +34,17 @@ def recorded_terms(training: Training, weightings: Iterable[str]) -> dict[str, E
 
 def _measured_profile(training: Training) -> ExitProfile:
     known, spec = training.profile, training.system.training
-    samples = {name: float(count) for name, count in known["node_samples"].items()}
+    samples = {name: float(count) for name, count in known.node_samples.items()}
     profile = ExitProfile(
-        serve_share=np.array(known["serve_share"], dtype=np.float64),
-        multiply_adds=np.array(known["multiply_adds"], dtype=np.float64),
+        serve_share=np.array(known.serve_share, dtype=np.float64),
+        multiply_adds=np.array(known.multiply_adds, dtype=np.float64),
         samples=np.array(list(samples.values())),
         probabilities=probability_matrix(training.system.topology, samples, spec),
         num_rounds=spec.rounds,
         normalised_step=spec.server_step == "coverage",
     )
-    table = GradientTable.from_json(known["gradients"])
-    steps, parameters = int(known["num_steps"]), [int(count) for count in known["num_parameters"]]
+    table = GradientTable.from_json(known.gradients or {})
+    steps, parameters = known.num_steps or 0, list(known.num_parameters)
     if steps < 1:
         raise ValueError(steps)
     return measured_profile(profile, table, num_parameters=parameters, spec=spec, num_steps=steps)

@@ -34,10 +34,10 @@ from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.federated.measuring import exit_means, measure_gradients
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.files import locked
-from exitflow.runs.runs import Run, evaluate
+from exitflow.runs.records import read_records
+from exitflow.runs.runs import ROUNDS, Run, evaluate
 from exitflow.runs.training import resume_or_train
 from exitflow.runs.training_costs import TrainingCosts
-from exitflow.runs.training_folder import TrainingFolder
 from exitflow.system.assembly import Assembly
 from exitflow.system.system import System
 from paper.named_results import check_systems
@@ -135,7 +135,7 @@ class Reproduction:
 
     def _fraction_done(self, job: Job) -> float:
         """How far an earlier attempt came."""
-        done = TrainingFolder(self.work / job.name).records
+        done = read_records(self.work / job.name / ROUNDS)
         return min(1.0, len(done) / job.system.training.rounds)
 
     def _watch(
@@ -252,7 +252,7 @@ def _train_and_publish(
 ) -> None:
     started = time.perf_counter()
     folder = reproduction.work / training.name
-    seconds_before = sum(record.get("seconds") or 0.0 for record in TrainingFolder(folder).records)
+    seconds_before = sum(record.seconds or 0.0 for record in read_records(folder / ROUNDS))
     dataset = _dataset(system.data.name, reproduction.data_dir)
     run = resume_or_train(
         system,
@@ -289,5 +289,5 @@ def _answers(run: Run, outputs: ExitOutputs, served_as: Mapping[str, str]) -> An
 
 def _publish(store: Path, line: TrainingResult, run: Run) -> None:
     """The run's records and figures, without its weights; then the run itself can go."""
-    publish(store, line, curves_json(line.training, run.records, TrainingFolder(run.path).profile))
+    publish(store, line, curves_json(line.training, run.records, run.profile))
     shutil.rmtree(run.path)

@@ -24,7 +24,7 @@ from typing import Any, cast
 from exitflow.config import decode, encode, parse_json, require
 from exitflow.errors import ConfigError, RunError
 from exitflow.files import LARGE_FILE, locked, read_file, write_atomically
-from exitflow.runs.records import Record
+from exitflow.runs.records import Profile, Record, Validation
 from exitflow.runs.training_costs import TrainingCosts
 from exitflow.system.system import System
 from paper import tables
@@ -104,23 +104,15 @@ Line = TrainingResult | GradientVariance
 
 
 @dataclass(frozen=True)
-class Validation:
-    """What a record says of validation data."""
-
-    accuracy: float
-    exit_accuracy: tuple[float | None, ...] = ()
-    served_accuracy: tuple[float | None, ...] = ()
-
-
-@dataclass(frozen=True)
 class Curves:
-    """The records of a training, column by column; beside them stands what the weighting knew."""
+    """The records of a training, column by column, and what the weighting knew."""
 
     training: Training
     rounds: tuple[int, ...]
     exit_weights: tuple[tuple[float, ...], ...]
     validation: tuple[Validation | None, ...]
     losses: tuple[dict[str, float | None], ...]
+    profile: Profile = field(default_factory=Profile)
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, key)) for key in ("rounds", *COLUMNS)}
@@ -187,18 +179,21 @@ class Result:
     def records(self) -> list[Record]:
         """Of its rounds, in order, up to the last."""
         found = self.results.curves_of(self.training)
-        last, rounds = (found["rounds"] or [0])[-1], self.system.training.rounds
+        last, rounds = (found.rounds or (0,))[-1], self.system.training.rounds
         if last != rounds:
             raise RunError(
                 f"{self.results.curves}: {self.name}: expected records up to round {rounds}, got them up to {last}"
             )
-        columns = zip(found["rounds"], *(found[key] for key in COLUMNS), strict=True)
-        return [dict(zip(("round", *COLUMNS), values, strict=True)) for values in columns]
+        columns = zip(found.rounds, found.exit_weights, found.validation, found.losses, strict=True)
+        return [
+            Record(round, weights, losses=losses, validation=validation)
+            for round, weights, validation, losses in columns
+        ]
 
     @property
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Profile:
         """What the weighting knew."""
-        return dict(self.results.curves_of(self.training)["profile"])
+        return self.results.curves_of(self.training).profile
 
 
 class Results:
@@ -265,7 +260,7 @@ class Results:
         found = (each for each in self.gradient_variances() if (each.gradients_of, each.seed) == (dataset, seed))
         return next((each.variance for each in found), None)
 
-    def curves_of(self, training: Training) -> dict[str, Any]:
+    def curves_of(self, training: Training) -> Curves:
         """The columns of a training's records."""
         found = self._curves.get(training)
         where = f"{self.curves}: {training.name}"
@@ -273,21 +268,25 @@ class Results:
         if found is None:
             raise RunError(f"{where}: is missing; {advice}")
         try:
-            decode(Curves, {key: value for key, value in found.items() if key != "profile"})
+            return decode(Curves, found)
         except ConfigError as error:
             raise RunError(f"{where}: {error}; {advice}") from None
-        return found
 
 
-def curves_json(training: Training, records: Sequence[Record], profile: Mapping[str, Any]) -> dict[str, Any]:
+def curves_json(training: Training, records: Sequence[Record], profile: Profile) -> dict[str, Any]:
     """Of the records to keep, for `publish`."""
     kept = records_to_keep(records)
-    columns = {key: [record[key] for record in kept] for key in COLUMNS}
-    columns["losses"] = [
-        {exit: loss and float(f"{loss:.6g}") for exit, loss in row.items()} for row in columns["losses"]
-    ]
-    rounds = [record["round"] for record in kept]
-    return {"training": encode(training), "rounds": rounds, **columns, "profile": dict(profile)}
+    losses = [{exit: loss and float(f"{loss:.6g}") for exit, loss in record.losses.items()} for record in kept]
+    return encode(
+        Curves(
+            training,
+            tuple(record.round for record in kept),
+            tuple(record.exit_weights for record in kept),
+            tuple(record.validation for record in kept),
+            tuple(losses),
+            profile,
+        )
+    )
 
 
 def publish(path: Path, line: Line, curves: Mapping[str, Any] | None = None) -> None:
@@ -357,4 +356,4 @@ def _read(path: Path) -> bytes:
 def records_to_keep(records: Sequence[Record]) -> list[Record]:
     """All where they are few; the last is always among them."""
     step = max(1, -(-len(records) // NUM_RECORDS))
-    return [each for each in records if (len(records) - each["round"]) % step == 0 or each["validation"]]
+    return [each for each in records if (len(records) - each.round) % step == 0 or each.validation]

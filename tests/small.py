@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from exitflow.federated.schedules import make_schedule
 from exitflow.federated.training_spec import ObjectiveSpec, OptimiserSpec, ScheduleSpec, TrainingSpec
 from exitflow.federated.types import ServerState, Task
 from exitflow.models.nested import Coverage, NestedModel
+from exitflow.runs.records import Record
 from exitflow.system.system import System, load_system
 from exitflow.topology.graph import Link, Node, Topology
 
@@ -123,9 +125,9 @@ def linear_trainer(
     return LocalTrainer(model, data, spec, num_steps, make_schedule(spec, num_steps))
 
 
-def record_of(round: int, **changes: object) -> dict[str, object]:
+def record_of(round: int, **changes: Any) -> Record:
     """What a training writes of a round, as far as readers need it."""
-    return {"round": round, "exit_weights": [0.5, 0.25, 0.25], "link_bytes": {}, "validation": None, **changes}
+    return Record(round, (0.5, 0.25, 0.25), **changes)
 
 
 def task_of(round: int, node: str, exit: int, probability: float, seed: int) -> Task:

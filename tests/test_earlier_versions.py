@@ -27,7 +27,7 @@ def made(tmp_path_factory):
 def test_a_run_is_read_and_evaluated(made):
     run = Run(made / "finished")
     assert run.finished
-    assert [record["round"] for record in run.records] == [1, 2, 3]
+    assert [record.round for record in run.records] == [1, 2, 3]
     assert run.system.training.optimiser.momentum_between_rounds == "keep"
     assert run.costs.bytes_sent == 48576
     assert run.losses.sentences() == []

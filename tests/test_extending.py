@@ -19,7 +19,6 @@ from exitflow.data.partition import own_partition
 from exitflow.errors import ConfigError, MissingExtraError, RunError
 from exitflow.federated.local import LocalTrainer
 from exitflow.federated.schedules import make_schedule
-from exitflow.runs.callbacks import figures
 from exitflow.runs.runs import Run
 from exitflow.runs.training import resume, train
 from exitflow.system.assembly import Assembly, dataset_of
@@ -51,7 +50,7 @@ def trained(path, *overrides, **options):
 def test_a_weighting_of_ones_own_decides_the_weights(parts, tmp_path):
     run = trained(tmp_path / "run", "training.weighting=my_parts:by_need")
     profile = Assembly(run.system, DATA).profile
-    assert run.records[0]["exit_weights"] == parts.by_need(profile, 1).tolist()
+    assert run.records[0].exit_weights == tuple(parts.by_need(profile, 1).tolist())
     assert run.system.training.weighting == "my_parts:by_need"
 
 
@@ -103,7 +102,7 @@ def test_an_optimiser_of_ones_own_keeps_no_momentum_between_rounds():
 
 def test_an_objective_of_ones_own_is_what_exits_learn_from(tmp_path):
     plain, smoothed = (
-        trained(tmp_path / str(place), *overrides).records[0]["losses"]
+        trained(tmp_path / str(place), *overrides).records[0].losses
         for place, overrides in enumerate([(), ("training.objective.name=my_parts:smoothed",)])
     )
     assert plain.keys() == smoothed.keys()
@@ -136,7 +135,7 @@ def stale(state, updates, rule):
 def test_metrics_stand_in_the_records(parts, tmp_path):
     run = trained(tmp_path / "run", "training.metrics=['my_parts:worst_class']")
     expected = parts.worst_class(run.validation_outputs(DATA))
-    assert run.records[-1]["validation"]["metrics"] == {"my_parts:worst_class": pytest.approx(expected)}
+    assert run.records[-1].validation.metrics == {"my_parts:worst_class": pytest.approx(expected)}
 
 
 def test_a_confidence_of_ones_own_ranks(parts, tmp_path):
@@ -196,7 +195,7 @@ def test_a_callback_sees_every_round_and_may_end_the_training(tmp_path):
     seen = []
 
     def stop_after_two(done):
-        seen.append((done.round, done.record["round"], done.state.round, done.run.finished))
+        seen.append((done.round, done.record.round, done.state.round, done.run.finished))
         return done.round == 2
 
     run = trained(tmp_path / "run", "training.rounds=4", callbacks=[stop_after_two])
@@ -249,9 +248,9 @@ def test_a_run_shows_itself_in_a_notebook_and_as_a_table(tmp_path):
     assert "<td>3 of 3</td>" in shown
     table = run.to_pandas()
     assert table.index.tolist() == [1, 2, 3]
-    assert table.loc[3, "validation/accuracy as served"] == run.records[-1]["validation"]["accuracy"]
+    assert table.loc[3, "validation/accuracy as served"] == run.records[-1].validation.accuracy
     assert np.isnan(table.loc[1, "validation/accuracy as served"])
-    assert table["loss/exit 2"].tolist() == [record["losses"]["2"] for record in run.records]
+    assert table["loss/exit 2"].tolist() == [record.losses["2"] for record in run.records]
 
 
 def test_rounds_are_told_through_logging(tmp_path, caplog):
@@ -286,12 +285,12 @@ def test_trackers_get_the_figures_of_every_round(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", tracking)
     run = trained(tmp_path / "run", callbacks=["tensorboard", "mlflow"])
     assert [each for each in written if each[0] == "loss/exit 1"] == [
-        ("loss/exit 1", record["losses"]["1"], record["round"]) for record in run.records
+        ("loss/exit 1", record.losses["1"], record.round) for record in run.records
     ]
     assert active == ["run"]
     assert logged[0] == {"system": run.system.name, "weighting": run.system.training.weighting_name}
     step, metrics = logged[-1]
-    assert (step, len(metrics)) == (3, len(dict(figures(run.records[-1]))))
+    assert (step, len(metrics)) == (3, len(dict(run.records[-1].figures())))
     assert all(re.fullmatch(r"[\w.]+", name) for name in metrics)
 
 

@@ -113,7 +113,7 @@ def test_every_family_is_evaluated_as_it_is_served(uninterrupted, family):
         run = uninterrupted(family, weighting)
         found = evaluate(run, dataset=DATA)
         assert 0 <= found.accuracy <= 1
-        assert all(record["multiply_adds"] > 0 for record in run.records)
+        assert all(record.multiply_adds > 0 for record in run.records)
         logits = run.outputs(DATA).logits
         assert np.isfinite(logits).all()
         own = outputs_by_submodels(run, DATA.test)

@@ -206,12 +206,12 @@ def test_a_killed_training_and_a_killed_server_go_on_with_the_same_nodes_to_the_
     run = Run(machines.root / "run")
     expected = expected_state(machines.root)
     assert all(torch.equal(run.state().tensors[name], tensor) for name, tensor in expected.tensors.items())
-    assert [record["round"] for record in run.records] == [1, 2]
-    assert not any("state_lost" in record for record in run.records)
+    assert [record.round for record in run.records] == [1, 2]
+    assert not any(record.state_lost for record in run.records)
     profile = json.loads((machines.root / "run" / "profile.json").read_text())
     assert profile["node_samples"] == SAMPLES
-    covered = run.records[0]["wire_bytes"]["device-0"]
-    assert 0 < covered["up"] < covered["down"]  # what goes down tells how to train, too
+    covered = run.records[0].wire_bytes["device-0"]
+    assert 0 < covered.up < covered.down  # what goes down tells how to train, too
 
 
 def test_a_node_without_a_registered_key_is_not_let_in(machines):
@@ -312,7 +312,7 @@ def test_logs_and_status_tell_who_is_there_and_what_a_training_does(machines):
     }
     last = Run(machines.root / "told").records[-1]
     assert {node: found["bytes"] for node, found in status["nodes"].items() if found["round"] == 2} == {
-        node: sent["up"] for node, sent in last["wire_bytes"].items()
+        node: sent.up for node, sent in last.wire_bytes.items()
     }
     for node in SAMPLES:
         machines.wait_for("server", rf"INFO node '{node}' is (connected|back)")

@@ -85,8 +85,8 @@ def test_a_round_carries_what_is_trained_and_nothing_else(tmp_path, tuned):
     run = train(made, tmp_path / "run", dataset=DATA)
     model = Assembly(made, DATA).model
     carried = trained_tensors(model)
-    through = {link.split("->")[1] for link in run.records[-1]["link_bytes"]}  # these pass on what others send
-    for link, sent in run.records[-1]["link_bytes"].items():
+    through = {link.split("->")[1] for link in run.records[-1].link_bytes}  # these pass on what others send
+    for link, sent in run.records[-1].link_bytes.items():
         node = link.split("->")[0]
         if node in through:
             continue

@@ -12,6 +12,7 @@ import numpy as np
 
 from exitflow.config import encode
 from exitflow.federated.measuring import GradientTable
+from exitflow.runs.records import Profile, Record, Validation
 from exitflow.runs.training_costs import TrainingCosts
 from exitflow.topology.rates import serving_plan
 from exitflow.topology.settings import PAPER_SETTINGS, parse_setting
@@ -43,15 +44,15 @@ def write_training(path: Path, job: Job, rng: np.random.Generator, num_records: 
     )
     records = []
     for number in range(1, num_records + 1):
-        exits = (top * (1 - np.exp(-3 * number / num_records))).tolist()
-        validation = {"exit_accuracy": exits, "served_accuracy": exits, "accuracy": float(weights @ exits)}
+        exits = tuple((top * (1 - np.exp(-3 * number / num_records))).tolist())
+        validation = Validation(float(weights @ exits), exits, exits)
         records.append(
-            {
-                "round": number * job.system.training.rounds // num_records,
-                "exit_weights": list(weights),
-                "losses": {"1": 1.0},
-                "validation": validation if number % 2 == 0 else None,
-            }
+            Record(
+                number * job.system.training.rounds // num_records,
+                tuple(weights.tolist()),
+                losses={"1": 1.0},
+                validation=validation if number % 2 == 0 else None,
+            )
         )
     served = [*PAPER_SETTINGS, "100-0-0", "0-0-100"]
     accuracy = {each: float(np.array(parse_setting(each)) @ top[-3:]) for each in served}
@@ -69,21 +70,22 @@ def write_training(path: Path, job: Job, rng: np.random.Generator, num_records: 
     append(path, line, curves_json(job.training, records, _profile(job, weights, rng)))
 
 
-def _profile(job: Job, weights: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
-    profile: dict[str, object] = {"serve_share": weights.tolist(), "error_terms": None, "gradients": None}
+def _profile(job: Job, weights: np.ndarray, rng: np.random.Generator) -> Profile:
+    profile = Profile(serve_share=tuple(weights.tolist()))
     if job.system.training.weighting == "balanced-adj":
         nodes = job.system.topology.nodes
         own = np.array([[node.exit == exit for exit in (1, 2, 3)] for node in nodes])
         table = np.where(own, 0.1 + rng.random(own.shape), np.nan)
         figures = {"mean_variance": table * 1e-4, "variance": table, "second_moment": 2 * table, "loss": 2 + table / 10}
-        profile |= {
-            "num_steps": 10,
-            "multiply_adds": [1e5, 4e5, 1.5e6],
-            "num_parameters": [100, 1000, 10000],
-            "node_samples": {node.name: 1000 for node in nodes},
-            "gradients": GradientTable(**figures).to_json(),
-            "error_terms": {"generalisation": 0.4, "bias": 0.1, "noise": 0.3, "sampling": 0.05, "total": 0.85},
-        }
+        profile = replace(
+            profile,
+            num_steps=10,
+            multiply_adds=(100_000, 400_000, 1_500_000),
+            num_parameters=(100, 1000, 10000),
+            node_samples={node.name: 1000 for node in nodes},
+            gradients=GradientTable(**figures).to_json(),
+            error_terms={"generalisation": 0.4, "bias": 0.1, "noise": 0.3, "sampling": 0.05, "total": 0.85},
+        )
     return profile
 
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from exitflow.errors import ConfigError, RunError, StaleFiguresError
+from exitflow.runs.records import Record
 from exitflow.topology.settings import parse_setting
 from paper.__main__ import main
 from paper.documents import check, render, update
@@ -360,8 +361,8 @@ def test_our_own_results_are_whole_and_of_what_the_tables_ask_for(scale):
 def check_records(training):
     """They are of all rounds, or those to keep of them."""
     rounds = range(1, training.system.training.rounds + 1)
-    kept = records_to_keep([{"round": round, "validation": None} for round in rounds])
-    assert [record["round"] for record in training.records] == [record["round"] for record in kept]
+    kept = records_to_keep([Record(round, ()) for round in rounds])
+    assert [record.round for record in training.records] == [record.round for record in kept]
 
 
 def check_accuracies(result, job, answers):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from exitflow.errors import BusyError, RunError, TrainingError
-from exitflow.runs.run_dir import RunDir
+from exitflow.runs.runs import Run
 from exitflow.runs.training import train
 from exitflow.runs.training_costs import TrainingCosts
 from paper import reproduction as module
@@ -85,7 +85,7 @@ def test_every_distinct_training_leaves_a_result_and_no_weights(done):
     assert len(found) == DISTINCT
     for result in found:
         assert len(result.records) == 4
-        assert result.profile["num_steps"] > 0
+        assert result.profile.num_steps > 0
         assert result.line.seconds > 0
         assert result.line.provenance.commit
         assert result.system.training.seed == 9
@@ -101,7 +101,7 @@ def test_of_a_long_training_some_records_are_kept_and_the_costs_of_all(tmp_path,
     all_costs = TrainingCosts.of(train(system, tmp_path / "whole").records)
     module._do(reproduction(tmp_path), job.training, system, job.served_as)
     kept = results(tmp_path).get(job.training)
-    assert [record["round"] for record in kept.records] == [2, 4]
+    assert [record.round for record in kept.records] == [2, 4]
     assert kept.costs == all_costs
     assert all_costs.bytes_sent > 0
     assert not work_of(tmp_path, job).exists()
@@ -187,7 +187,7 @@ def test_a_result_that_does_not_know_a_setting_is_told_before_anything_is_traine
 
 def test_what_another_process_is_training_is_left_to_it(tmp_path):
     jobs = missing(tmp_path)
-    busy = RunDir.create(work_of(tmp_path, jobs[1]), jobs[1].system.to_toml())
+    busy = Run.create(work_of(tmp_path, jobs[1]), jobs[1].system.to_toml())
     with busy.lock():
         result = call("reproduce", "tiny", "--out", store(tmp_path), "--seeds", "9", "--datasets", "cifar10")
     assert f"Left to another process that is training them: {jobs[1].name}." in result.stderr
@@ -289,7 +289,7 @@ def test_progress_counts_what_an_earlier_attempt_has_done(tmp_path):
     jobs = missing(tmp_path)
     work = work_of(tmp_path, jobs[0])
     work.mkdir(parents=True)
-    (work / "rounds.jsonl").write_text("".join(json.dumps(record_of(round)) + "\n" for round in (1, 2)))
+    (work / "rounds.jsonl").write_text("".join(record_of(round).to_json().decode() + "\n" for round in (1, 2)))
     seen = []
 
     class Enough(Exception):

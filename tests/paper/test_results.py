@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from exitflow.config import encode
 from exitflow.errors import RunError
+from exitflow.runs.records import Profile, Validation
 from paper.results import Answers, Results, TrainingResult, curves_json, publish, records_to_keep
 from paper.tables import TABLES, distinct_trainings
 from paper.training import system_digest
@@ -31,8 +33,8 @@ def line_of(job, **changes):
 
 
 def curves_of(job, rounds=None):
-    last = record_of(rounds or job.system.training.rounds, losses={"1": 1.23456789}, validation=None)
-    return curves_json(job.training, [last], {"num_steps": 3})
+    last = record_of(rounds or job.system.training.rounds, losses={"1": 1.23456789})
+    return curves_json(job.training, [last], Profile(num_steps=3))
 
 
 @pytest.fixture
@@ -52,8 +54,8 @@ def test_what_was_published_is_read(result, path):
     assert result.costs == COSTS
     assert result.name == JOBS[0].name
     assert result.system == JOBS[0].system
-    assert result.profile == {"num_steps": 3}
-    assert [(record["round"], record["losses"]) for record in result.records] == [(800, {"1": 1.23457})]
+    assert result.profile == Profile(num_steps=3)
+    assert [(record.round, record.losses) for record in result.records] == [(800, {"1": 1.23457})]
     assert Results(path).seeds() == (9,)
     assert Results(path).get(JOBS[1].training) is None
 
@@ -110,11 +112,11 @@ def test_what_a_result_does_not_say_is_named(path, result):
 
 @pytest.mark.parametrize(("num_rounds", "num_kept"), [(1, 1), (4, 4), (100, 100), (101, 51), (350, 88), (800, 100)])
 def test_a_hundred_records_are_kept_the_last_and_those_with_a_validation_among_them(num_rounds, num_kept):
-    plain = [{**record_of(round), "validation": None} for round in range(1, num_rounds + 1)]
+    plain = [record_of(round) for round in range(1, num_rounds + 1)]
     kept = records_to_keep(plain)
     assert len(kept) == num_kept
     assert kept[-1] is plain[-1]
-    validated = [{**record, "validation": {"accuracy": 1.0} if record["round"] == 7 else None} for record in plain]
+    validated = [replace(record, validation=Validation(1.0) if record.round == 7 else None) for record in plain]
     assert num_rounds < 7 or validated[6] in records_to_keep(validated)
 
 

@@ -18,11 +18,10 @@ from exitflow.report.terminal import amount, spread
 from exitflow.report.writing import build_report, make_page
 from exitflow.runs.comparison import compare
 from exitflow.runs.measured_accuracy import keep_accuracy
-from exitflow.runs.runs import evaluate
+from exitflow.runs.runs import Run, evaluate
 from exitflow.runs.spread import Spread
 from exitflow.runs.training import train
 from exitflow.runs.training_costs import TrainingCosts
-from exitflow.runs.training_folder import TrainingFolder
 from tests.small import image_dataset, tiny_system
 
 DATA = image_dataset(96)
@@ -102,7 +101,7 @@ def test_a_run_shows_its_test_accuracy_its_tree_and_every_node(runs, tmp_path):
 @pytest.mark.heavy
 def test_what_a_training_took_is_beside_it(runs):
     tables = tables_of(make_page(runs))
-    records = TrainingFolder(runs / "serving-rate-seed-1").records
+    records = Run(runs / "serving-rate-seed-1").records
     costs = TrainingCosts.of(records)
     rounds, sent, work, _ = dict(tables["What a training took"].rows)["serving-rate"]
     assert (rounds.text, sent.text, work.text) == ("3", amount(costs.bytes_sent), amount(costs.multiply_adds))
@@ -140,8 +139,8 @@ def test_a_comparison_of_methods_has_a_row_for_each(tmp_path):
     rows = dict(page.sections[0].tables[0].rows)
     assert list(rows) == ["equal-weight", "fjord", "fedavg", "local-only", "all-cloud"]
     assert {len(fields) for fields in rows.values()} == {4}
-    alone = [TrainingFolder(tmp_path / f"local-only-seed-{seed}") for seed in (1, 2)]
-    devices = [np.mean(run.records[-1]["validation"]["exit_accuracy"][:4]) for run in alone]
+    alone = [Run(tmp_path / f"local-only-seed-{seed}") for seed in (1, 2)]
+    devices = [np.mean(run.records[-1].validation.exit_accuracy[:4]) for run in alone]
     assert rows["local-only"][1].text == spread(np.mean(devices), Spread.of(devices).std)
     assert by_kind(alone)[0].exit_weight(1).values[-1].mean == pytest.approx(4 / 7)
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from exitflow.report.series import Series, by_kind
+from exitflow.runs.records import Validation
+from exitflow.runs.runs import Run
 from exitflow.runs.spread import Spread
-from exitflow.runs.training_folder import TrainingFolder
 from tests.small import record_of, tiny_system
 
 
@@ -16,10 +17,10 @@ def training(folder, accuracies, weighting="serving-rate", seed=1, terms=None):
     (folder / "profile.json").write_text(json.dumps({"error_terms": terms}))
     lines = []
     for round, value in enumerate(accuracies, start=1):
-        validation = {"exit_accuracy": [value, None, 1.0], "accuracy": value} if value is not None else None
+        validation = Validation(value, (value, None, 1.0)) if value is not None else None
         lines.append(record_of(round, validation=validation))
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return TrainingFolder(folder)
+    (folder / "rounds.jsonl").write_text("".join(line.to_json().decode() + "\n" for line in lines))
+    return Run(folder)
 
 
 def test_a_curve_has_the_rounds_that_all_seeds_have(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from exitflow import DataSpec, TrainingSpec, compare, evaluate, explain, load_system, resume, train
 from exitflow.errors import ExitflowError, RunError
-from exitflow.runs.run_dir import RunDir
+from exitflow.runs.runs import Run
 from tests.runs.cut_off import DATA, unfinished
 from tests.small import tiny_system
 
@@ -42,7 +42,7 @@ WRONG = {
     "rounds as fraction": (lambda: TrainingSpec(rounds=3.5), "rounds: expected a whole number, got 3.5"),
     "steps as truth": (lambda: TrainingSpec(local_steps=True), "local_steps: expected a whole number, got True"),
     "weights as number": (lambda: TrainingSpec(exit_weights=1.0), "exit_weights: expected a tuple, got 1.0"),
-    "data as number": (lambda: DataSpec(name=3), "name: expected a string, got 3"),
+    "data as number": (lambda: DataSpec(name=3), "name: expected a name or a function, got 3"),
 }
 
 
@@ -61,7 +61,7 @@ def test_arguments_of_an_evaluation_are_looked_at_too(tmp_path):
     for arguments, problem in (
         ({"dataset": 3}, "dataset: expected a Dataset"),
         ({"dataset": DATA, "serving": 3}, "setting 3 has 1 parts, the system has 3 exits"),
-        ({"dataset": DATA, "confidence": math.nan}, "there is no confidence"),
+        ({"dataset": DATA, "confidence": math.nan}, "confidence: expected a name or a function, got nan"),
     ):
         with pytest.raises(ExitflowError, match=problem):
             evaluate(run, **arguments)
@@ -72,13 +72,13 @@ def test_arguments_of_an_evaluation_are_looked_at_too(tmp_path):
 @pytest.mark.parametrize("content", [b"", bytes(9)])
 def test_an_empty_model_is_no_finished_run(tmp_path, content):
     run = unfinished(tmp_path / "run")
-    run.directory.model.write_bytes(content)
+    run.model_file.write_bytes(content)
     with pytest.raises(RunError, match=r"model.safetensors: cannot be read"):
         resume(run.path, dataset=DATA)
 
 
 def test_a_deeply_nested_profile_is_one_sentence(tmp_path):
-    run = RunDir.create(tmp_path / "run", SYSTEM.to_toml())
+    run = Run.create(tmp_path / "run", SYSTEM.to_toml())
     (run.path / "profile.json").write_text("[" * 100_000)
-    with pytest.raises(RunError, match=r"profile.json: was not written by exitflow"):
+    with pytest.raises(RunError, match=r"profile.json: is damaged, or was not written by exitflow"):
         resume(run.path, dataset=DATA)

@@ -7,7 +7,6 @@ from exitflow.errors import ConfigError, RunError
 from exitflow.report.series import by_kind
 from exitflow.runs.comparison import Spread, compare, default_folder
 from exitflow.runs.runs import Run, evaluate
-from exitflow.runs.training_folder import TrainingFolder
 from exitflow.topology.graph import Link, Topology
 from tests.small import image_dataset, tiny_system
 
@@ -34,11 +33,11 @@ def test_weights_that_the_system_gives_are_compared_with_the_weightings(tmp_path
     system, names = tiny_system("training.exit_weights=[1,1,8]"), ["exit_weights", "equal-weight", "serving-rate"]
     result = compare(system, names[1:], [1], out=tmp_path, dataset=DATA)
     assert list(result.evaluations) == names
-    found = [Run(tmp_path / f"{name}-seed-1").records[0]["exit_weights"] for name in names]
+    found = [Run(tmp_path / f"{name}-seed-1").records[0].exit_weights for name in names]
     weights = [[0.1, 0.1, 0.8], [1 / 3] * 3, [0.8, 0.15, 0.05]]
     assert found == [pytest.approx(each) for each in weights]
     assert compare(system, names, [1], out=tmp_path, dataset=DATA).to_json() == result.to_json()
-    assert [each.label for each in by_kind([TrainingFolder(path) for path in tmp_path.iterdir()])] == names
+    assert [each.label for each in by_kind([Run(path) for path in tmp_path.iterdir()])] == names
 
 
 def test_only_a_system_that_gives_weights_has_some_to_compare(tmp_path):

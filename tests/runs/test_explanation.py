@@ -4,7 +4,6 @@ import pytest
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.runs.explanation import explain
 from exitflow.runs.training import train
-from exitflow.runs.training_folder import TrainingFolder
 from exitflow.theory.bound import error_bound
 from exitflow.theory.error_costs import calibrated_costs
 from tests.small import image_dataset, tiny_system
@@ -44,7 +43,7 @@ def test_the_weights_are_those_of_a_training(explanation, tmp_path, weighting):
     name = "exitflow.federated.weighting:bound_min" if weighting == "bound-min" else weighting
     system = tiny_system("training.help_probability=0.2", f"training.weighting={name}")
     run = train(system, tmp_path / "run", dataset=DATA)
-    assert run.records[-1]["exit_weights"] == list(explanation.weights[weighting])
+    assert run.records[-1].exit_weights == tuple(explanation.weights[weighting])
 
 
 @pytest.mark.parametrize("own", ["auto", "serving-rate"])
@@ -54,8 +53,8 @@ def test_each_weighting_is_explained_as_its_own_training(own, tmp_path):
     json = found.to_json()
     for weighting in ("auto", "balanced-adj"):
         run = train(tiny_system(f"training.weighting={weighting}"), tmp_path / weighting, dataset=DATA)
-        assert run.records[-1]["exit_weights"] == list(found.weights[weighting])
-        assert TrainingFolder(run.path).profile["exit_samples"] == json["weightings"][weighting]["exit_samples"]
+        assert run.records[-1].exit_weights == tuple(found.weights[weighting])
+        assert list(run.profile.exit_samples) == json["weightings"][weighting]["exit_samples"]
         assert found.inputs[weighting].joint_exits == (weighting == "auto")
         bound = error_bound(found.inputs[weighting], np.array(found.weights[weighting]))
         assert json["weightings"][weighting]["bound"]["total"] == bound.total
@@ -70,7 +69,7 @@ def test_weights_that_the_system_names_are_explained_too(tmp_path):
     assert found.weights["serving-rate"] == pytest.approx((0.8, 0.15, 0.05))
     assert found.weighting == found.to_json()["weighting"] == "exit_weights"
     run = train(system, tmp_path / "run", dataset=DATA)
-    assert run.records[-1]["exit_weights"] == list(found.weights["exit_weights"])
+    assert run.records[-1].exit_weights == tuple(found.weights["exit_weights"])
 
 
 def test_a_weighting_that_would_leave_an_exit_without_data_is_left_out():

@@ -7,7 +7,6 @@ import pytest
 
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.types import Missing
-from exitflow.runs.run_dir import RunDir
 from exitflow.runs.runs import Run
 from exitflow.runs.training import Training
 from exitflow.seeds import derive
@@ -37,8 +36,8 @@ class OftenSilent(SerialBackend):
 def advance(path, *, until=99.0):
     """Train in `path`, from wherever it stands; `Stop` after so many rounds."""
     assembly = Assembly(SYSTEM, DATA)
-    run_dir = RunDir(path) if path.exists() else RunDir.create(path, SYSTEM.to_toml())
-    backend = OftenSilent(assembly.trainer(run_dir.node_states))
+    run_dir = Run(path) if path.exists() else Run.create(path, SYSTEM.to_toml())
+    backend = OftenSilent(assembly.trainer(run_dir.states_folder))
     return Training(assembly, run_dir).run(lambda state: nullcontext(backend), stop_at(until))
 
 
@@ -49,18 +48,18 @@ def cut_off(path, *, after):
 
 def test_a_run_that_was_cut_off_weighs_updates_by_all_the_absences_before(tmp_path):
     whole = advance(tmp_path / "whole")
-    assert any(record.get("missing") for record in whole.records[:4])
+    assert any(record.missing for record in whole.records[:4])
     cut_off(tmp_path / "cut", after=4.0)
     cut = advance(tmp_path / "cut")
     assert same_weights(whole, cut)
-    assert [record["attendance"] for record in cut.records] == [record["attendance"] for record in whole.records]
+    assert [record.attendance for record in cut.records] == [record.attendance for record in whole.records]
 
 
 def test_a_node_that_lost_its_momentum_while_the_run_was_cut_off_is_named(tmp_path):
     cut_off(tmp_path / "run", after=4.0)
     run = Run(tmp_path / "run")
-    assert not any(record.get("state_lost") for record in run.records)
-    shutil.rmtree(run.directory.node_states)
+    assert not any(record.state_lost for record in run.records)
+    shutil.rmtree(run.states_folder)
     records = advance(run.path).records
-    assert records[4]["state_lost"]
-    assert set(records[4]["state_lost"]) <= {node for node, came in records[4]["attendance"].items() if came}
+    assert records[4].state_lost
+    assert set(records[4].state_lost) <= {node for node, came in records[4].attendance.items() if came}

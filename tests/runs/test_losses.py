@@ -9,7 +9,7 @@ from exitflow.cli.training import print_training
 from exitflow.federated.places.serial import SerialBackend
 from exitflow.federated.types import Missing
 from exitflow.runs.losses import TrainingLosses
-from exitflow.runs.run_dir import RunDir
+from exitflow.runs.runs import Run
 from exitflow.runs.training import Training
 from exitflow.system.assembly import Assembly
 from tests.runs.cut_off import DATA
@@ -36,8 +36,8 @@ def told(tmp_path_factory):
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("exitflow.runs").addHandler(handler)
-    assembly, run_dir = Assembly(SYSTEM, DATA), RunDir.create(path, SYSTEM.to_toml())
-    backend = Absent(assembly.trainer(run_dir.node_states))
+    assembly, run_dir = Assembly(SYSTEM, DATA), Run.create(path, SYSTEM.to_toml())
+    backend = Absent(assembly.trainer(run_dir.states_folder))
     run = Training(assembly, run_dir).run(lambda state: nullcontext(backend), None)
     logging.getLogger("exitflow.runs").removeHandler(handler)
     return run, lines
@@ -51,8 +51,8 @@ def test_a_node_that_goes_and_comes_back_is_told_once_each(told):
 
 
 def test_records_tell_who_was_asked_from_whose_update_counted(told):
-    assert [record["num_asked"] for record in told[0].records] == [7, 7, 7, 7]
-    assert [record["num_tasks"] for record in told[0].records] == [7, 6, 6, 7]
+    assert [record.num_asked for record in told[0].records] == [7, 7, 7, 7]
+    assert [record.num_tasks for record in told[0].records] == [7, 6, 6, 7]
 
 
 def test_the_summary_says_who_how_long_why_and_how_much_of_which_exit(told, capsys):
@@ -60,7 +60,7 @@ def test_the_summary_says_who_how_long_why_and_how_much_of_which_exit(told, caps
     said = capsys.readouterr().out
     assert "Node 'device-0' was lost in 2 of 4 rounds: it was there, and is gone.\n" in said
     # one of four devices in two of four rounds; the deeper nodes train exit 1 too, and half of the data are theirs
-    share = told[0].records[1]["lost_weight"][0] / 2
+    share = told[0].records[1].lost_weight[0] / 2
     assert f"of the weight of all rounds, {100 * share:.1f} % of exit 1.\n" in said
     assert told[0].losses.to_json()["lost"] == {"device-0": {"rounds": 2, "reason": "it was there, and is gone"}}
 
@@ -70,7 +70,7 @@ def test_nothing_is_said_where_nothing_was_lost():
 
 
 def test_a_summary_names_a_few_nodes_and_counts_the_others():
-    records = [record_of(1, dropped=[f"n{number}" for number in range(9)], lost_weight=[1.0, 0.0, 0.0])]
+    records = [record_of(1, dropped=tuple(f"n{number}" for number in range(9)), lost_weight=(1.0, 0.0, 0.0))]
     sentences = TrainingLosses.of(records).sentences()
     assert sentences[0] == "Node 'n0' was lost in 1 of 1 rounds: its update held NaN or infinity."
     assert sentences[5] == "4 more nodes were lost in some rounds; see rounds.jsonl."

@@ -198,7 +198,7 @@ def test_separate_networks_are_sent_where_several_nodes_train_one(tmp_path, topo
     run = train(system, tmp_path / "run", dataset=DATA)
     tensors = run.state().tensors
     size = {exit: num_bytes(take(tensors, Assembly(system, DATA).model.coverage(exit))) for exit in (1, 2, 3)}
-    found = run.records[0]["link_bytes"]
+    found = run.records[0].link_bytes
     expected = {link: sum(size[exit] for exit in exits) for link, exits in sent.items()}
     assert {link: found[link] for link in expected} == expected
     assert bool(found) == bool(sent)

@@ -14,10 +14,10 @@ from dataclasses import fields, replace
 
 import pytest
 
+from exitflow.config import encode
 from exitflow.errors import ConfigError, RunError, TrainingError
 from exitflow.federated.measuring import GradientTable
 from exitflow.federated.places.serial import SerialBackend
-from exitflow.runs.run_dir import RunDir
 from exitflow.runs.runs import Run, evaluate
 from exitflow.runs.training import Training, resume, train
 from exitflow.system.assembly import Assembly
@@ -33,7 +33,7 @@ def test_what_was_measured_is_kept_and_not_measured_again(tmp_path, monkeypatch)
     run = unfinished(tmp_path / "run", BOUND_MIN)
     monkeypatch.setattr("exitflow.runs.training.measure_gradients", None)
     records = resume(run.path, dataset=DATA).records
-    assert records[-1]["exit_weights"] == records[0]["exit_weights"]
+    assert records[-1].exit_weights == records[0].exit_weights
 
 
 INTERRUPTED = {
@@ -58,8 +58,8 @@ def test_a_run_that_was_cut_off_ends_with_the_bits_of_an_uninterrupted_one(tmp_p
         train(system, tmp_path / "cut", dataset=DATA, observer=stop_at(moment))
     cut = resume(tmp_path / "cut", dataset=DATA)
     assert same_weights(whole, cut)
-    drop_times = [{**record, "seconds": 0} for record in cut.records]
-    assert drop_times == [{**record, "seconds": 0} for record in whole.records]
+    drop_times = [replace(record, seconds=0) for record in cut.records]
+    assert drop_times == [replace(record, seconds=0) for record in whole.records]
 
 
 @pytest.mark.parametrize("backend", ["serial", "processes"])
@@ -80,7 +80,7 @@ def test_a_run_killed_with_sigkill_ends_with_the_bits_of_an_uninterrupted_one(tm
         command = [sys.executable, "-m", "exitflow", "train", "--resume", str(tmp_path / "cut"), "--backend", backend]
     cut = resume(tmp_path / "cut", backend=backend)
     assert same_weights(whole, cut)
-    assert [record["round"] for record in cut.records] == list(range(1, 21))
+    assert [record.round for record in cut.records] == list(range(1, 21))
     assert not list(cut.path.glob("**/*.tmp"))
 
 
@@ -109,27 +109,28 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
 
 
 def test_a_line_that_was_cut_off_does_not_count(tmp_path):
-    run = RunDir.create(tmp_path / "run", "")
+    run = Run.create(tmp_path / "run", "")
     run.append(record_of(1))
-    with run.records_file.open("a") as file:
+    with (run.path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 2, "los')
-    assert run.records() == [record_of(1)]
+    assert run.records == [record_of(1)]
     run.forget_records_after(1)
-    assert run.records_file.read_text() == json.dumps(record_of(1)) + "\n"
+    assert (run.path / "rounds.jsonl").read_text() == record_of(1).to_json().decode() + "\n"
 
 
 def test_a_record_that_is_newer_than_the_checkpoint_does_not_count(tmp_path):
-    run = RunDir.create(tmp_path / "run", "")
+    run = Run.create(tmp_path / "run", "")
     for round in (1, 2, 3):
         run.append(record_of(round))
     run.forget_records_after(2)
-    assert run.records() == [record_of(1), record_of(2)]
+    assert run.records == [record_of(1), record_of(2)]
 
 
 def test_what_a_kill_left_of_the_first_file_is_no_reason_to_refuse_the_directory(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".spec.toml.123.tmp").write_text("half")
-    assert RunDir.create(tmp_path / "run", "whole").spec.read_text() == "whole"
+    run = Run.create(tmp_path / "run", "whole")
+    assert (run.path / "spec.toml").read_text() == "whole"
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
@@ -140,13 +141,13 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
 
 
 def test_two_processes_cannot_train_one_run(tmp_path):
-    run = RunDir.create(tmp_path / "run", tiny_system().to_toml())
+    run = Run.create(tmp_path / "run", tiny_system().to_toml())
     command = [sys.executable, "-m", "exitflow", "train", "--resume", str(run.path)]
     with run.lock():
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "another process is training this run" in done.stderr
-    assert not run.records_file.exists()
+    assert not (run.path / "rounds.jsonl").exists()
 
 
 def test_a_directory_without_a_run_cannot_be_resumed(tmp_path):
@@ -160,18 +161,18 @@ def test_an_unfinished_run_is_evaluated_where_it_stands(tmp_path):
 
 
 def test_a_run_without_a_finished_round_says_so(tmp_path):
-    RunDir.create(tmp_path / "run", tiny_system().to_toml())
+    Run.create(tmp_path / "run", tiny_system().to_toml())
     with pytest.raises(RunError, match="no round has been finished yet"):
         evaluate(tmp_path / "run", dataset=DATA)
 
 
-WITHOUT_TIME = json.dumps(record_of(1, seconds="soon"))
+WITHOUT_TIME = json.dumps(encode(record_of(1)) | {"seconds": "soon"})
 
 
 @pytest.mark.parametrize("line", ["garbage", "[1]", "{}", '"x"', WITHOUT_TIME])
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
     run = unfinished(tmp_path / "run")
-    run.directory.records_file.write_text(line + "\n")
+    (run.path / "rounds.jsonl").write_text(line + "\n")
     with pytest.raises(RunError, match=r"rounds.jsonl: line 1 is no record of a round"):
         resume(run.path, dataset=DATA)
 
@@ -184,7 +185,7 @@ def test_a_damaged_profile_is_named(tmp_path, text):
     with pytest.raises(Stop):
         train(tiny_system(), tmp_path / "run", dataset=DATA, observer=stop_at(0.5))
     (tmp_path / "run" / "profile.json").write_text(text)
-    with pytest.raises(RunError, match=r"profile.json: was not written by exitflow"):
+    with pytest.raises(RunError, match=r"profile.json: is damaged, or was not written by exitflow"):
         resume(tmp_path / "run", dataset=DATA)
 
 
@@ -197,7 +198,7 @@ def test_a_lost_profile_is_measured_again_as_it_was(tmp_path):
 
 def test_a_checkpoint_that_does_not_fit_the_spec_is_not_gone_on_with(tmp_path):
     run = unfinished(tmp_path / "run")
-    run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
+    (run.path / "spec.toml").write_text((run.path / "spec.toml").read_text().replace("width = 2", "width = 3"))
     with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
         resume(run.path, dataset=DATA, accept=["edited-spec"])
 
@@ -269,8 +270,8 @@ def test_lost_states_and_another_system_are_gone_on_with_where_that_is_accepted(
     spec = run.path / "spec.toml"
     spec.write_text(spec.read_text().replace("rounds = 3", "rounds = 5"))
     done = resume(run.path, dataset=DATA, accept=["edited-spec", "lost-states"])
-    assert [record["round"] for record in done.records] == [1, 2, 3, 4, 5]
-    assert len(done.records[1]["state_lost"]) == 7
+    assert [record.round for record in done.records] == [1, 2, 3, 4, 5]
+    assert len(done.records[1].state_lost) == 7
 
 
 def test_what_may_be_accepted_is_one_of_two_things(tmp_path):
@@ -291,14 +292,14 @@ def test_a_node_whose_last_update_was_no_number_has_lost_nothing(tmp_path):
 
     def train_in(path, until):
         assembly = Assembly(system, DATA)
-        run_dir = RunDir(path) if path.exists() else RunDir.create(path, system.to_toml())
-        trainer = assembly.trainer(run_dir.node_states)
+        run_dir = Run(path) if path.exists() else Run.create(path, system.to_toml())
+        trainer = assembly.trainer(run_dir.states_folder)
         return Training(assembly, run_dir).run(lambda state: nullcontext(OnceInfinite(trainer)), stop_at(until))
 
     with pytest.raises(Stop):
         train_in(tmp_path / "run", 2.1)
-    assert Run(tmp_path / "run").records[-1]["dropped"] == ["device-0"]
-    assert not any(record.get("state_lost") for record in resume(tmp_path / "run", dataset=DATA).records)
+    assert Run(tmp_path / "run").records[-1].dropped == ("device-0",)
+    assert not any(record.state_lost for record in resume(tmp_path / "run", dataset=DATA).records)
 
 
 class OnceInfinite(SerialBackend):
@@ -331,7 +332,7 @@ def test_a_run_whose_records_are_lost_is_not_gone_on_with(tmp_path, kept):
 
 def test_lost_records_are_named(tmp_path):
     with pytest.raises(RunError, match=r"rounds.jsonl: the records of the rounds are gone"):
-        RunDir(tmp_path).last_record()
+        _ = Run.create(tmp_path / "run", "").last_record
 
 
 def test_a_worker_that_dies_loses_no_finished_round(tmp_path):
@@ -360,7 +361,7 @@ def test_a_worker_that_dies_loses_no_finished_round(tmp_path):
 
 def test_a_run_that_another_process_finishes_meanwhile_keeps_its_records(tmp_path, monkeypatch):
     unfinished(tmp_path / "run")
-    finish, prepared = RunDir.lock, []
+    finish, prepared = Run.lock, []
 
     def lock(self):
         if not prepared:  # this process is ready to go on, and the other one has just ended
@@ -368,7 +369,7 @@ def test_a_run_that_another_process_finishes_meanwhile_keeps_its_records(tmp_pat
             prepared.append(resume(tmp_path / "run", dataset=DATA).records)
         return finish(self)
 
-    monkeypatch.setattr(RunDir, "lock", lock)
+    monkeypatch.setattr(Run, "lock", lock)
     run = resume(tmp_path / "run", dataset=DATA)
     assert run.finished
     assert run.records == prepared[1]  # to the seconds that they took

@@ -36,14 +36,14 @@ def test_a_run_leaves_spec_records_and_model(tmp_path, weighting):
         "rounds.jsonl",
         "spec.toml",
     }
-    assert [record["round"] for record in run.records] == [1, 2, 3]
+    assert [record.round for record in run.records] == [1, 2, 3]
     for record in run.records:
-        assert sum(record["exit_weights"]) == pytest.approx(1.0)
-        assert set(record["losses"]) == {"1", "2", "3"}
-        assert record["seconds"] > 0
-        assert record["num_tasks"] == 7
-        assert record["dropped"] == []
-        assert (record["validation"] is not None) == (record["round"] in (2, 3))
+        assert sum(record.exit_weights) == pytest.approx(1.0)
+        assert set(record.losses) == {"1", "2", "3"}
+        assert record.seconds > 0
+        assert record.num_tasks == 7
+        assert record.dropped == ()
+        assert (record.validation is not None) == (record.round in (2, 3))
     assert all(tensor.isfinite().all() for tensor in run.state().tensors.values())
 
 
@@ -51,7 +51,7 @@ def test_a_record_counts_the_bytes_of_what_each_exit_covers(tmp_path):
     run = train(tiny_system(), tmp_path / "run", dataset=DATA)
     model = run.model(DATA)
     sizes = [sum(4 * model.state_dict()[name].numel() for name in model.coverage(exit)) for exit in (1, 2)]
-    links = run.records[0]["link_bytes"]
+    links = run.records[0].link_bytes
     assert links["device-0->edge-0"] == sizes[0]
     assert links["edge-0->cloud-0"] == 2 * sizes[0] + sizes[1]
 
@@ -64,7 +64,7 @@ def test_the_profile_says_what_the_weighting_knew(tmp_path):
     assert profile["node_samples"]["cloud-0"] == 32
     least_noise = np.array([4.0, 2.0, 1.0]) / np.array(profile["gradient_variance"]) ** 2
     weights = (np.array([0.8, 0.15, 0.05]) + least_noise / least_noise.sum()) / 2
-    assert run.records[0]["exit_weights"] == pytest.approx(weights.tolist())
+    assert run.records[0].exit_weights == pytest.approx(weights.tolist())
 
 
 def test_the_profile_of_bound_min_says_what_its_weights_cost(tmp_path):
@@ -75,7 +75,7 @@ def test_the_profile_of_bound_min_says_what_its_weights_cost(tmp_path):
     assert set(profile["error_terms"]) == {"generalisation", "bias", "noise", "sampling", "total"}
     assert profile["gradients"]["variance"][0][0] > 0
     assert profile["gradients"]["variance"][0][1:] == [None, None]  # a device trains exit 1 only
-    assert all(record["exit_weights"] == run.records[0]["exit_weights"] for record in run.records)
+    assert all(record.exit_weights == run.records[0].exit_weights for record in run.records)
 
 
 @pytest.mark.heavy
@@ -127,14 +127,14 @@ def test_a_directory_that_holds_something_is_never_written_over(tmp_path):
 
 def test_a_damaged_model_is_named(tmp_path):
     run = train(tiny_system(), tmp_path / "run", dataset=DATA)
-    run.directory.model.write_bytes(b"garbage")
+    run.model_file.write_bytes(b"garbage")
     with pytest.raises(RunError, match=r"model.safetensors: cannot be read"):
         evaluate(run, dataset=DATA)
 
 
 def test_a_model_that_does_not_fit_the_spec_is_named(tmp_path):
     run = train(tiny_system(), tmp_path / "run", dataset=DATA)
-    run.directory.spec.write_text(run.directory.spec.read_text().replace("width = 2", "width = 3"))
+    (run.path / "spec.toml").write_text((run.path / "spec.toml").read_text().replace("width = 2", "width = 3"))
     with pytest.raises(RunError, match=r"the weights do not fit the model in spec.toml"):
         evaluate(run.path, dataset=DATA)
 
@@ -213,7 +213,7 @@ def test_exits_answer_together_under_auto_or_when_told_to(tmp_path, overrides, t
     assert np.array_equal(run.outputs(DATA).logits, expected.logits)
     assert together != np.array_equal(run.outputs(DATA).logits, on_test.logits)
     on_validation = blended(on_validation, fit_blends(on_validation)) if together else on_validation
-    assert run.records[-1]["validation"]["exit_accuracy"] == on_validation.exit_accuracy.tolist()
+    assert run.records[-1].validation.exit_accuracy == tuple(on_validation.exit_accuracy.tolist())
 
 
 def test_answers_are_never_fitted_to_other_data_than_validation_data(tmp_path):

@@ -94,11 +94,10 @@ def inspect(system: str, data_dir: str | None, overrides: dict[str, Any], as_jso
 
 def _system_of(source: str, overrides: dict[str, Any]) -> System:
     """Of a system file, a preset, or a run."""
-    from exitflow.runs.run_dir import RunDir
+    from exitflow.runs.runs import SPEC, is_run
     from exitflow.system.system import load_system
 
-    spec = RunDir(Path(source)).spec
-    return load_system(spec if spec.is_file() else source, overrides)
+    return load_system(Path(source) / SPEC if is_run(Path(source)) else source, overrides)
 
 
 @click.command(cls=Command, short_help="Weights of a package or a file, as safetensors.")

@@ -24,6 +24,7 @@ from exitflow.cli.options import (
     workers_option,
 )
 from exitflow.cli.program import Command
+from exitflow.config import encode
 from exitflow.errors import ConfigError, suggestion
 from exitflow.federated.training_spec import GIVEN
 from exitflow.federated.weighting import WEIGHTINGS
@@ -181,21 +182,21 @@ def _watching(show: Callable[..., None], label: str) -> dict[str, Any]:
 
 def print_training(run: Run, as_json: bool) -> None:
     """What came out, what was lost on the way, and what to do next."""
-    last = run.directory.last_record()
+    last = run.last_record
     losses = run.losses
-    validation = last["validation"]
+    validation = last.validation
     if as_json:
-        found = {"run": str(run.path), "rounds": last["round"], "validation": validation}
+        found = {"run": str(run.path), "rounds": last.round, "validation": validation and encode(validation)}
         print_json(found | losses.to_json())
         return
-    click.echo(f"{run.path}: trained for {last['round']} rounds with {run.system.training.weighting_name}.")
+    click.echo(f"{run.path}: trained for {last.round} rounds with {run.system.training.weighting_name}.")
     if not run.finished:
         total = run.system.training.rounds
         click.echo(f"A callback has ended it before round {total:,}; exitflow train --resume {run.path} goes on.")
     if validation is None:
         return
-    exits = ", ".join(percent(accuracy) for accuracy in validation["exit_accuracy"])
-    click.echo(f"On validation data: {percent(validation['accuracy'])} % as served; exits on all samples {exits} %.")
+    exits = ", ".join(percent(accuracy) for accuracy in validation.exit_accuracy)
+    click.echo(f"On validation data: {percent(validation.accuracy)} % as served; exits on all samples {exits} %.")
     for sentence in losses.sentences():
         click.echo(sentence)
     say_next("evaluate", str(run.path))

@@ -34,10 +34,10 @@ class GradientTable:
     second_moment: FloatArray
     loss: FloatArray
 
-    def to_json(self) -> dict[str, list[list[float | None]]]:
+    def to_json(self) -> dict[str, tuple[tuple[float | None, ...], ...]]:
         """Plain values, null for NaN."""
         return {
-            name: [[float(value) if np.isfinite(value) else None for value in row] for row in values]
+            name: tuple(tuple(float(value) if np.isfinite(value) else None for value in row) for row in values)
             for name, values in vars(self).items()
         }
 

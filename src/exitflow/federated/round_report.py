@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from exitflow.errors import TrainingError
 from exitflow.federated.types import ServerState, Task
-from exitflow.tensors import all_finite
 
 NOT_FINITE = "its update held NaN or infinity"
 
@@ -50,6 +49,8 @@ class RoundReport:
 
     def ended(self, state: ServerState) -> RoundReport:
         """The report of a round that led to `state`."""
+        from exitflow.tensors import all_finite  # with PyTorch, which readers of reports do not need
+
         if not all_finite(state.tensors):
             raise TrainingError(f"round {self.round}: the global model is not finite any more; choose a smaller step")
         self.seconds = time.perf_counter() - self.started

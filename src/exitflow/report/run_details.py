@@ -64,7 +64,7 @@ def costs_table(series: Sequence[Series]) -> PageTable | None:
         records = each.trainings[0].records
         if records:
             costs = TrainingCosts.of(records)
-            seconds = sum(record.get("seconds") or 0.0 for record in records)
+            seconds = sum(record.seconds or 0.0 for record in records)
             work = MISSING if costs.multiply_adds is None else amount(costs.multiply_adds)
             fields = [f"{len(records):,}", amount(costs.bytes_sent), work, f"{seconds:,.0f}"]
             rows.append((each.label, [Field(text) for text in fields]))
@@ -85,8 +85,8 @@ def tree_section(runs: Sequence[Training], measured: Measured) -> Section:
 def _nodes_table(run: Training, measured: MeasuredAccuracy | None) -> PageTable:
     """What a node holds, answers and sends."""
     topology, plan = run.system.topology, serving_plan(run.system.topology)
-    samples = run.profile.get("node_samples") or {}
-    link_bytes = run.records[-1]["link_bytes"] if run.records else {}
+    samples = run.profile.node_samples
+    link_bytes = run.records[-1].link_bytes if run.records else {}
     rows = []
     for node in topology.nodes[:MOST_NODES]:
         rates = plan.nodes[node.name]

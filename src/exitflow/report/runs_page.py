@@ -16,13 +16,13 @@ from exitflow.report.plots import ERROR_TERMS_MEANING, WEIGHT_LIMITS, Plot, curv
 from exitflow.report.run_details import Measured, costs_table, measured_table, tree_section, weights_table
 from exitflow.report.series import Series, by_kind
 from exitflow.report.terminal import percent, spread
+from exitflow.runs.runs import Run
 from exitflow.runs.spread import Spread
-from exitflow.runs.training_folder import TrainingFolder
 from exitflow.system.system import System, layers
 from exitflow.topology.rates import serving_plan
 
 
-def runs_page(folder: Path, runs: Sequence[TrainingFolder], measured: Measured | None = None) -> Page:
+def runs_page(folder: Path, runs: Sequence[Run], measured: Measured | None = None) -> Page:
     """A page on what the records of these runs say, and on what was found on test data."""
     measured = measured or {}
     series = by_kind(runs)
@@ -76,7 +76,7 @@ def _but_for_training(system: System) -> System:
     return replace(system, data=replace(system.data, dir=None), training=TrainingSpec())
 
 
-def _facts(folder: Path, system: System, runs: Sequence[TrainingFolder]) -> dict[str, str]:
+def _facts(folder: Path, system: System, runs: Sequence[Run]) -> dict[str, str]:
     """The facts that all runs share, which differ at most in how they train `system`."""
     share = np.bincount(layers(system), weights=serving_plan(system.topology).exit_share)[1:]  # of each layer
     data, training = system.data, system.training
@@ -117,10 +117,10 @@ def _field(value: Spread | None) -> Field:
     return Field(spread(value.mean, value.std)) if value else Field(MISSING, missing=True)
 
 
-def _unfinished(runs: Sequence[TrainingFolder]) -> list[PageTable]:
+def _unfinished(runs: Sequence[Run]) -> list[PageTable]:
     rows = []
     for run in runs:
-        done, rounds = run.num_rounds_done, run.system.training.rounds
+        done, rounds = run.records[-1].round if run.records else 0, run.system.training.rounds
         if done < rounds:
             rows.append((run.name, [Field(f"{done:,}"), Field(f"{rounds:,}")]))
     return [PageTable("Not finished yet", ["run", "rounds done", "of"], rows)] if rows else []

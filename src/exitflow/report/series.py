@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from exitflow.federated.training_spec import GIVEN
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.runs.methods import METHODS
-from exitflow.runs.records import Record
+from exitflow.runs.records import Profile, Record
 from exitflow.runs.spread import Spread
 from exitflow.system.system import System, layers
 
@@ -31,7 +31,7 @@ class Training(Protocol):
         """The records of its rounds, in order."""
 
     @property
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Profile:
         """What the weighting knew; empty where that is not known."""
 
 
@@ -64,20 +64,20 @@ class Series:
     @property
     def error_terms(self) -> dict[str, Spread]:
         """The terms of the error bound, in units of the loss; empty where nothing was measured."""
-        found = [each.profile["error_terms"] for each in self.trainings if each.profile.get("error_terms")]
+        found = [terms for each in self.trainings if (terms := each.profile.error_terms)]
         return {name: Spread.of([terms[name] for terms in found]) for name in found[0]} if found else {}
 
     def exit_accuracy(self, exit: int) -> Curve:
         """On validation data; of several networks cut from that exit, the mean."""
-        return self._curve(lambda record: self._at(exit, _validated(record, "exit_accuracy"), statistics.fmean))
+        return self._curve(lambda record: self._at(exit, _exit_accuracy(record), statistics.fmean))
 
     def accuracy(self) -> Curve:
         """As served, on validation data, at the setting that was trained for."""
-        return self._curve(lambda record: _validated(record, "accuracy"))
+        return self._curve(lambda record: record.validation.accuracy if record.validation else None)
 
     def exit_weight(self, exit: int) -> Curve:
         """The aggregation weight of an exit, Lambda-tilde_e, in every round."""
-        return self._curve(lambda record: self._at(exit, record["exit_weights"], sum))
+        return self._curve(lambda record: self._at(exit, record.exit_weights, sum))
 
     def _at(
         self, exit: int, values: Sequence[float | None] | None, total: Callable[[list[float]], float]
@@ -91,15 +91,15 @@ class Series:
         """Over the rounds that all trainings have; those without any do not count."""
         by_seed: list[dict[int, float]] = []
         for training in self.trainings:
-            found = {record["round"]: value(record) for record in training.records}
+            found = {record.round: value(record) for record in training.records}
             if known := {round: each for round, each in found.items() if each is not None}:
                 by_seed.append(known)
         rounds = tuple(sorted(set.intersection(*map(set, by_seed)))) if by_seed else ()
         return Curve(rounds, tuple(Spread.of([found[round] for found in by_seed]) for round in rounds))
 
 
-def _validated(record: Record, key: str) -> Any:
-    return (record.get("validation") or {}).get(key)
+def _exit_accuracy(record: Record) -> tuple[float | None, ...] | None:
+    return record.validation.exit_accuracy if record.validation else None
 
 
 def by_kind(trainings: Sequence[Training]) -> list[Series]:

@@ -9,7 +9,7 @@ from exitflow.report.page import Page, write_page
 from exitflow.report.runs_page import runs_page
 from exitflow.report.terminal import progress_bar
 from exitflow.runs.measured_accuracy import read_accuracy
-from exitflow.runs.training_folder import TrainingFolder
+from exitflow.runs.runs import Run
 
 
 def build_report(folder: str | Path, out: str | Path | None = None) -> tuple[Path, int]:
@@ -30,4 +30,4 @@ def make_page(folder: Path) -> Page:
         raise RunError(f"{folder}: holds no runs")
     found = {path.parent.name: read_accuracy(path.parent) for path in specs}
     measured = {name: accuracy for name, accuracy in found.items() if accuracy}
-    return runs_page(folder, [TrainingFolder(path.parent) for path in specs], measured)
+    return runs_page(folder, [Run(path.parent) for path in specs], measured)

@@ -6,7 +6,7 @@ run can be evaluated and exported as it stands, and `resume` goes on with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,22 +42,10 @@ def _load_callback(name: str) -> Callback:
     return TRACKERS[name] if name in TRACKERS else load_part(name, key="callback")
 
 
-def figures(record: Record) -> Iterator[tuple[str, float]]:
-    """The figures of a round by name, as a tracker shows them; what was not measured in it is left out."""
-    yield from ((f"loss/exit {exit}", loss) for exit, loss in record["losses"].items())
-    yield from ((f"weight/exit {exit}", weight) for exit, weight in enumerate(record["exit_weights"], start=1))
-    yield "seconds", record["seconds"]
-    if validation := record["validation"]:
-        yield "validation/accuracy as served", validation["accuracy"]
-        for exit, accuracy in enumerate(validation["exit_accuracy"], start=1):
-            yield f"validation/exit {exit}", accuracy
-        yield from ((f"validation/{name}", value) for name, value in validation.get("metrics", {}).items())
-
-
 def tensorboard(done: RoundDone) -> None:
     """Keep the figures for TensorBoard, in the folder `tensorboard` of the run."""
     writer = _tensorboard_writer(str(done.run.path / "tensorboard"))
-    for name, value in figures(done.record):
+    for name, value in done.record.figures():
         writer.add_scalar(name, value, done.round)
     writer.close()
 
@@ -79,7 +67,7 @@ def mlflow(done: RoundDone) -> None:
     if tracking.active_run() is None:
         tracking.start_run(run_name=done.run.path.name)
         tracking.log_params({"system": done.run.system.name, "weighting": done.run.system.training.weighting_name})
-    named = {name.replace("/", ".").replace(" ", "_").replace(":", "."): value for name, value in figures(done.record)}
+    named = {name.replace("/", ".").replace(" ", "_").replace(":", "."): value for name, value in done.record.figures()}
     tracking.log_metrics(named, step=done.round)
 
 

@@ -6,9 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from exitflow.federated.round_report import NOT_FINITE, RoundReport
+from exitflow.federated.round_report import NOT_FINITE
+from exitflow.runs.records import Record
+
+if TYPE_CHECKING:
+    from exitflow.federated.round_report import RoundReport
 
 SHOWN = 5  # nodes that a summary names
 
@@ -26,7 +30,7 @@ class TrainingLosses:
     weight: tuple[float, ...]  # of each exit, the share of its weight that was lost, mean over the rounds; () if none
 
     @staticmethod
-    def of(records: Sequence[Mapping[str, Any]]) -> TrainingLosses:
+    def of(records: Sequence[Record]) -> TrainingLosses:
         """From the records of the rounds."""
         rounds: Counter[str] = Counter()
         reasons: dict[str, str] = {}
@@ -34,9 +38,9 @@ class TrainingLosses:
             lost = _lost(record)
             rounds.update(lost.keys())
             reasons |= lost
-        shares = [record["lost_weight"] for record in records if record.get("lost_weight")]
+        shares = [record.lost_weight for record in records if record.lost_weight]
         weight = tuple(sum(column) / len(records) for column in zip(*shares, strict=True))
-        forgetful = sorted({node for record in records for node in record.get("state_lost", [])})
+        forgetful = sorted({node for record in records for node in record.state_lost})
         return TrainingLosses(len(records), dict(rounds.most_common()), reasons, tuple(forgetful), weight)
 
     def sentences(self) -> list[str]:
@@ -61,9 +65,8 @@ class TrainingLosses:
         return {"lost": lost, "lost_weight": list(self.weight), "state_lost": list(self.forgetful)}
 
 
-def _lost(record: Mapping[str, Any]) -> dict[str, str]:
-    dropped = dict.fromkeys(record.get("dropped", ()), NOT_FINITE)
-    return {**dropped, **record.get("missing", {}), **record.get("refused", {})}
+def _lost(record: Record) -> dict[str, str]:
+    return {**dict.fromkeys(record.dropped, NOT_FINITE), **record.missing, **record.refused}
 
 
 def _names(nodes: Sequence[str]) -> str:

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 def run_html(run: Run) -> str:
     """Where the run lies, what it trains, how far it is, and how accurate it was when it was validated last."""
     training, records = run.system.training, run.records
-    rounds = records[-1]["round"] if records else 0
+    rounds = records[-1].round if records else 0
     rows = {
         "system": run.system.name,
         "weighting": training.weighting_name,
         "rounds": f"{rounds:,} of {training.rounds:,}{'' if run.finished else ', not finished'}",
     }
-    validated = [record for record in records if record["validation"]]
+    validated = [(record.round, validation) for record in records if (validation := record.validation)]
     if validated:
-        validation = validated[-1]["validation"]
-        rows["accuracy as served"] = f"{validation['accuracy']:.1%}"
-        for exit, accuracy in enumerate(validation["exit_accuracy"], start=1):
-            rows[f"accuracy of exit {exit}"] = f"{accuracy:.1%}"
-        rows["on validation data"] = f"after round {validated[-1]['round']:,}"
+        last, validation = validated[-1]
+        rows["accuracy as served"] = f"{validation.accuracy:.1%}"
+        for exit, accuracy in enumerate(validation.exit_accuracy, start=1):
+            rows[f"accuracy of exit {exit}"] = f"{accuracy or 0:.1%}"
+        rows["on validation data"] = f"after round {last:,}"
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
     return f"<table><caption>{escape(str(run.path))}</caption>{cells}</table>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import shutil
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.config import parse_json, require
+from exitflow.config import require
 from exitflow.data.dataset import Dataset
 from exitflow.errors import RunError, TrainingError, suggestion
 from exitflow.evaluation.accuracy import evaluate_plan
@@ -33,20 +32,19 @@ from exitflow.federated.round_report import RoundReport
 from exitflow.federated.sampling import sample_tasks
 from exitflow.federated.types import Backend, ServerState, Status
 from exitflow.federated.weighting import ExitProfile, measures_gradients
-from exitflow.files import MEDIUM_FILE, read_file, write_atomically
 from exitflow.models.specs import SeparateNetworks
 from exitflow.parts import Part
 from exitflow.runs.arguments import check_callable, check_dataset, check_device, check_system, checked_path
 from exitflow.runs.backends import Place, check_backend, one_thread, open_backend
 from exitflow.runs.callbacks import Callback, RoundDone, load_callbacks
 from exitflow.runs.losses import LossWatch
-from exitflow.runs.records import Record
+from exitflow.runs.records import Profile, Record, Validation, WireBytes
 from exitflow.runs.round_costs import forward_multiply_adds, link_bytes
-from exitflow.runs.run_dir import Accepted, RunDir, load_state, save_state
-from exitflow.runs.runs import Run, check_fit, given_weights, whole, with_weights
+from exitflow.runs.runs import NOISE_SECRET, PROFILE, Accepted, Run, is_run
+from exitflow.runs.states import check_fit, load_state, save_state, start_from, whole, with_weights
 from exitflow.system.assembly import Assembly, dataset_of
 from exitflow.system.system import System, same_training, with_absolute_dir
-from exitflow.tensors import num_bytes, take
+from exitflow.tensors import load_tensors, num_bytes, take
 from exitflow.theory.error_costs import calibrated_costs
 
 if TYPE_CHECKING:
@@ -98,20 +96,20 @@ def train(
         with join(federation, system, run_id, run=out, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
             assembly.profile  # noqa: B018 - as below
-            run_dir = RunDir.create(out, with_absolute_dir(system).to_toml())
-            run_dir.write_run_id(run_id)
+            run = Run.create(out, with_absolute_dir(system).to_toml())
+            run.write_run_id(run_id)
             if start:
-                save_state(run_dir.start, given_weights(start, assembly.model))
-            training = Training(assembly, run_dir, device, told)
+                save_state(run.start_file, _given_weights(start, assembly))
+            training = Training(assembly, run, device, told)
             return training.run(lambda state: _joined(session, assembly), observer)
     dataset.require("validation", "a training")
     assembly = Assembly(system, dataset)
     assembly.profile  # noqa: B018 - whatever does not fit is refused before anything is written
-    given = given_weights(start, assembly.model) if start else None
-    run_dir = RunDir.create(out, with_absolute_dir(system).to_toml())
+    given = _given_weights(start, assembly) if start else None
+    run = Run.create(out, with_absolute_dir(system).to_toml())
     if given:
-        save_state(run_dir.start, given)
-    return Training(assembly, run_dir, device, told).run_at(backend, place, observer)
+        save_state(run.start_file, given)
+    return Training(assembly, run, device, told).run_at(backend, place, observer)
 
 
 def resume(
@@ -144,7 +142,7 @@ def resume(
     if run.finished:
         run.state()  # a damaged model is not taken for the end
         return run
-    run.directory.check_unchanged(accept)
+    run.check_unchanged(accept)
     system = run.system
     place = Place(workers, address, system.federation, status or _silent)
     dataset = dataset or dataset_of(system)
@@ -152,18 +150,26 @@ def resume(
     if federation:
         from exitflow.flower.joining import join  # needs Flower
 
-        known = run.directory.node_samples()
-        with join(federation, system, run.directory.run_id(), run=run.path, known=known, status=status) as session:
+        known = run.profile.node_samples
+        with join(federation, system, run.run_id(), run=run.path, known=known, status=status) as session:
             assembly = Assembly(system, dataset, session.samples)
-            training = Training(assembly, run.directory, device, load_callbacks(callbacks))
+            training = Training(assembly, run, device, load_callbacks(callbacks))
             return training.run(lambda state: _joined(session, assembly), observer)
-    if run.directory.in_federation:
+    if run.in_federation:
         raise RunError(f"{run.path}: was begun in a federation, whose nodes have the data; go on with --superlink")
     assembly = Assembly(system, dataset)
-    if run.directory.node_samples() not in ({}, assembly.samples):
+    if run.profile.node_samples not in ({}, assembly.samples):
         raise RunError(f"{run.path}: was begun with other data than these, which give nodes other numbers of samples")
-    training = Training(assembly, run.directory, device, load_callbacks(callbacks))
+    training = Training(assembly, run, device, load_callbacks(callbacks))
     return training.run_at(backend, place, observer, lost_states="lost-states" in accept)
+
+
+def _given_weights(source: Run | str | Path, assembly: Assembly) -> ServerState:
+    """The weights of a run, or of a file of weights by name, as what a training begins with."""
+    if not isinstance(source, Run) and Path(source).is_file():
+        return start_from(load_tensors(Path(source))[0], assembly.model, source=str(source))
+    run = source if isinstance(source, Run) else Run(source)
+    return start_from(run.state().tensors, assembly.model, source=str(run.path))
 
 
 @contextmanager
@@ -174,7 +180,7 @@ def _joined(session: Session, assembly: Assembly) -> Iterator[Backend]:
 
 def check_somebody_trained(records: Sequence[Record]) -> None:
     """Refuse to call a model trained that no update has changed."""
-    if not any(record["losses"] for record in records):
+    if not any(record.losses for record in records):
         problem = f"no node has trained in any of the {len(records):,} rounds: none was drawn, or no update counted"
         raise TrainingError(f"{problem}; see training.participation, and the records in rounds.jsonl")
 
@@ -185,34 +191,33 @@ def _silent(text: str) -> None:
 
 def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
     """The run of `system` in `path`: found there, gone on with, or trained."""
-    if not RunDir(path).spec.is_file():
+    if not is_run(path):
         return train(system, path, **execution)
     if not same_training(Run(path).system, system):
         raise RunError(f"{path}: holds a run of another system; choose another --out")
     return resume(path, **execution)
 
 
-def _measured_gradients(file: Path, shape: tuple[int, ...]) -> GradientTable | None:
+def _measured_gradients(run: Run, shape: tuple[int, ...]) -> GradientTable | None:
     """What an earlier part of this run measured."""
+    known = run.profile.gradients
     try:
-        known = parse_json(read_file(file, MEDIUM_FILE))["gradients"]
         table = None if known is None else GradientTable.from_json(known)
         if table is None or table.variance.shape == shape:
             return table
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise RunError(f"{file}: was not written by exitflow; delete it, and it will be measured again")
+    problem = "is damaged, or was not written by exitflow: its gradients are not those of these nodes and exits"
+    raise RunError(f"{run.path / PROFILE}: {problem}; delete it, and they will be measured again")
 
 
 class Training:
     """The rounds of Algorithm 1, with their records and checkpoints."""
 
-    def __init__(
-        self, assembly: Assembly, run_dir: RunDir, device: str = "cpu", callbacks: Sequence[Callback] = ()
-    ) -> None:
+    def __init__(self, assembly: Assembly, run: Run, device: str = "cpu", callbacks: Sequence[Callback] = ()) -> None:
         self._assembly = assembly
         self._spec = assembly.system.training
-        self._run_dir = run_dir
+        self._run = run
         self._device = device
         self._callbacks = callbacks
         self._coverage = functools.cache(assembly.model.coverage)
@@ -227,29 +232,29 @@ class Training:
         What nodes keep between rounds must then be in the run directory, unless `lost_states` are accepted; but a
         cluster of other machines has it there.
         """
-        trainer = self._assembly.trainer(self._run_dir.node_states, device=self._device)
+        trainer = self._assembly.trainer(self._run.states_folder, device=self._device)
         if not lost_states and place.address is None:
             self._kept = tuple(states for states in (trainer.states, trainer.residuals) if states)
         return self.run(lambda state: open_backend(backend_name, trainer, state, place=place), observer)
 
     def run(self, opened: Callable[[ServerState], AbstractContextManager[Backend]], observer: Observer | None) -> Run:
         """All rounds that are left, and then the trained model."""
-        with self._run_dir.lock():
-            if self._run_dir.finished:  # by another process, while this one was getting ready
-                return Run(self._run_dir.path)
-            state = self._run_dir.load_checkpoint() or self._initial_state()
-            check_fit(self._assembly.model, state, source=str(self._run_dir.path))
-            self._run_dir.forget_records_after(state.round)
+        with self._run.lock():
+            if self._run.finished:  # by another process, while this one was getting ready
+                return self._run
+            state = self._run.load_checkpoint() or self._initial_state()
+            check_fit(self._assembly.model, state, source=str(self._run.path))
+            self._run.forget_records_after(state.round)
             with opened(state) as backend:
                 for state in self.rounds(state, backend, observer):  # noqa: B007 - the last one counts
                     pass
             if state.round == self._spec.rounds:
-                check_somebody_trained(self._run_dir.records())
-                save_state(self._run_dir.model, whole(self._assembly.model, state))
-                self._run_dir.checkpoint.unlink(missing_ok=True)
-                shutil.rmtree(self._run_dir.path / "features", ignore_errors=True)
-                log.info("%s: training has ended after %d rounds", self._run_dir.path, state.round)
-        return Run(self._run_dir.path)
+                check_somebody_trained(self._run.records)
+                save_state(self._run.model_file, whole(self._assembly.model, state))
+                self._run.checkpoint_file.unlink(missing_ok=True)
+                shutil.rmtree(self._run.path / "features", ignore_errors=True)
+                log.info("%s: training has ended after %d rounds", self._run.path, state.round)
+        return self._run
 
     def rounds(self, state: ServerState, backend: Backend, observer: Observer | None = None) -> Iterator[ServerState]:
         """The state after each round, once it is safely on disk."""
@@ -261,31 +266,31 @@ class Training:
 
         if observer:
             observer(state.round)
-        attendance, watch = Attendance.of(self._run_dir.records()), LossWatch()
+        attendance, watch = Attendance.of(self._run.records), LossWatch()
         self._check_kept(plan, attendance, state.round)
         options = Options(self._assembly.system.federation, self._privacy(), attendance, progress)
         for state, report in run_rounds(plan, state, backend, options):
             watch.see(report)
             record = self._record(state, report)
-            self._run_dir.append(record)
-            self._run_dir.save_checkpoint(state)
+            self._run.append(record)
+            self._run.save_checkpoint(state)
             self._log(record)
             yield state
-            done = RoundDone(state.round, record, state, Run(self._run_dir.path))
+            done = RoundDone(state.round, record, state, self._run)
             answers = [callback(done) for callback in self._callbacks]
             if any(answers):
-                log.info("%s: a callback has ended training after round %d", self._run_dir.path, state.round)
+                log.info("%s: a callback has ended training after round %d", self._run.path, state.round)
                 return
 
     def _log(self, record: Record) -> None:
-        total, validation = self._spec.rounds, record["validation"]
-        found = f"; {100 * validation['accuracy']:.1f} % right as served, on validation data" if validation else ""
+        total, validation = self._spec.rounds, record.validation
+        found = f"; {100 * validation.accuracy:.1f} % right as served, on validation data" if validation else ""
         level = logging.INFO if validation else logging.DEBUG
-        log.log(level, "round %d of %d took %.1f s%s", record["round"], total, record["seconds"], found)
+        log.log(level, "round %d of %d took %.1f s%s", record.round, total, record.seconds, found)
 
     def _initial_state(self) -> ServerState:
         """What training begins with: the weights that were given, or fresh ones."""
-        given = self._run_dir.start
+        given = self._run.start_file
         return load_state(given) if given.is_file() else self._assembly.initial_state()
 
     def _plan(self, backend: Backend) -> TrainingPlan:
@@ -308,35 +313,35 @@ class Training:
         federation = self._assembly.system.federation
         if federation.clip_norm is None:
             return None
-        return Privacy.of(federation, run_secret(self._run_dir.path / "noise.secret"))
+        return Privacy.of(federation, run_secret(self._run.path / NOISE_SECRET))
 
     def _profile(self, nodes: list[str], backend: Backend) -> ExitProfile:
         """Measured once, before the first round, and then kept with the run."""
-        assembly, file = self._assembly, self._run_dir.path / "profile.json"
-        if file.is_file():
-            table = _measured_gradients(file, assembly.profile.probabilities.shape)
+        assembly = self._assembly
+        if (self._run.path / PROFILE).is_file():
+            table = _measured_gradients(self._run, assembly.profile.probabilities.shape)
         elif measures_gradients(self._spec.named_weighting):
             table = measure_gradients(nodes, assembly.profile.probabilities, self._initial_state(), backend)
         else:
             table = None
         profile = assembly.measured_profile(table) if table else assembly.profile
-        write_atomically(file, json.dumps(self._profile_json(profile, table), indent=1).encode())
+        self._run.write_profile(self._written(profile, table))
         return profile
 
-    def _profile_json(self, profile: ExitProfile, table: GradientTable | None) -> dict[str, Any]:
+    def _written(self, profile: ExitProfile, table: GradientTable | None) -> Profile:
         costs = self._assembly.exit_costs
         variance = profile.gradient_variance
-        return {
-            "num_steps": self._assembly.num_steps,
-            "serve_share": profile.serve_share.tolist(),
-            "multiply_adds": [cost.multiply_adds for cost in costs],
-            "num_parameters": [cost.num_parameters for cost in costs],
-            "exit_samples": profile.exit_samples.tolist(),
-            "node_samples": self._assembly.samples,
-            "gradient_variance": None if variance is None else variance.tolist(),
-            "gradients": table.to_json() if table else None,
-            "error_terms": self._error_terms(profile),
-        }
+        return Profile(
+            num_steps=self._assembly.num_steps,
+            serve_share=tuple(profile.serve_share.tolist()),
+            multiply_adds=tuple(cost.multiply_adds for cost in costs),
+            num_parameters=tuple(cost.num_parameters for cost in costs),
+            exit_samples=tuple(profile.exit_samples.tolist()),
+            node_samples=self._assembly.samples,
+            gradient_variance=None if variance is None else tuple(variance.tolist()),
+            gradients=table.to_json() if table else None,
+            error_terms=self._error_terms(profile),
+        )
 
     def _error_terms(self, profile: ExitProfile) -> dict[str, float] | None:
         """What the weights of the last round cost by Theorem 1, calibrated; None where nothing was measured."""
@@ -345,46 +350,37 @@ class Training:
         weights = self._spec.exit_weighting(profile, self._spec.rounds)
         return calibrated_costs(profile.bound).terms(weights).to_json()
 
-    def _record(self, state: ServerState, report: RoundReport) -> dict[str, Any]:
+    def _record(self, state: ServerState, report: RoundReport) -> Record:
         def covered_bytes(*exits: int) -> int:
             return num_bytes(take(state.tensors, self._coverage(*self._sent(exits))))
 
-        losses = {str(exit): float(np.mean(values)) for exit, values in sorted(report.losses.items())}
-        return {
-            "round": report.round,
-            "exit_weights": report.exit_weights.tolist(),
-            "losses": losses,
-            "validation": self._validate(state),
-            "num_asked": len(report.tasks),
-            "num_tasks": report.num_updates,
-            "dropped": report.dropped,
-            **self._faults(report),
-            "link_bytes": link_bytes(self._assembly.system.topology, report.tasks, covered_bytes),
-            "multiply_adds": forward_multiply_adds(
+        assembly = self._assembly
+        privacy = self._privacy_loss(report.round)
+        return Record(
+            report.round,
+            tuple(report.exit_weights.tolist()),
+            link_bytes(assembly.system.topology, report.tasks, covered_bytes),
+            {str(exit): float(np.mean(values)) for exit, values in sorted(report.losses.items())},
+            self._validate(state),
+            num_asked=len(report.tasks),
+            num_tasks=report.num_updates,
+            dropped=tuple(report.dropped),
+            missing=report.missing,
+            refused=report.refused,
+            state_lost=tuple(report.state_lost),
+            lost_weight=() if report.lost_weight is None else tuple(report.lost_weight.tolist()),
+            attendance=report.attendance if assembly.system.federation.on_missing == "reweight" else {},
+            wire_bytes={node: WireBytes(*sent) for node, sent in report.wire_bytes.items()},
+            privacy=asdict(privacy) if privacy else None,
+            multiply_adds=forward_multiply_adds(
                 report.tasks,
                 self._spec,
-                num_steps=self._assembly.num_steps,
-                samples=self._assembly.samples,
+                num_steps=assembly.num_steps,
+                samples=assembly.samples,
                 cost=self._multiply_adds,
             ),
-            "seconds": report.seconds,
-        }
-
-    def _faults(self, report: RoundReport) -> dict[str, Any]:
-        """What only trainings with nodes elsewhere have to tell."""
-        faults: dict[str, Any] = {}
-        if report.wire_bytes:
-            faults["wire_bytes"] = {node: {"down": down, "up": up} for node, (down, up) in report.wire_bytes.items()}
-        for what in ("missing", "refused", "state_lost"):
-            if nodes := getattr(report, what):
-                faults[what] = nodes
-        if report.lost_weight is not None:
-            faults["lost_weight"] = report.lost_weight.tolist()
-        if self._assembly.system.federation.on_missing == "reweight":
-            faults["attendance"] = report.attendance
-        if loss := self._privacy_loss(report.round):
-            faults["privacy"] = asdict(loss)
-        return faults
+            seconds=report.seconds,
+        )
 
     def _privacy_loss(self, round: int) -> PrivacyLoss | None:
         """For the node that is hit hardest: sampled most often so far, or the most likely to be."""
@@ -414,20 +410,16 @@ class Training:
         num_nodes = (self._assembly.profile.probabilities > 0).sum(axis=0)
         return tuple(exit for exit in exits if num_nodes[exit - 1] > 1)
 
-    def _validate(self, state: ServerState) -> dict[str, Any] | None:
+    def _validate(self, state: ServerState) -> Validation | None:
         """Accuracy on validation data: of each exit, and of the system as served."""
         if state.round % self._spec.evaluate_every and state.round != self._spec.rounds:
             return None
         assembly = self._assembly
-        model = with_weights(assembly.model, state, source=str(self._run_dir.path))
+        model = with_weights(assembly.model, state, source=str(self._run.path))
         outputs = exit_outputs(model, assembly.dataset.validation, assembly.dataset.preparation, device=self._device)
         if self._spec.blends_answers:
             outputs = blended(outputs, fit_blends(outputs))
         evaluation = evaluate_plan(outputs, assembly.system.topology, assembly.plan)
+        served = tuple(served.accuracy for served in evaluation.exits)
         metrics = {name: float(metric(outputs)) for name, metric in self._spec.named_metrics.items()}
-        return {
-            **({"metrics": metrics} if metrics else {}),
-            "exit_accuracy": list(evaluation.exit_accuracy),
-            "served_accuracy": [served.accuracy for served in evaluation.exits],
-            "accuracy": evaluation.accuracy,
-        }
+        return Validation(evaluation.accuracy, tuple(evaluation.exit_accuracy), served, metrics)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from exitflow.runs.records import Record
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,8 @@ class TrainingCosts:
     multiply_adds: int | None  # of the nodes' forward passes; None where the records are older than that count
 
     @staticmethod
-    def of(records: Sequence[Mapping[str, Any]]) -> TrainingCosts:
+    def of(records: Sequence[Record]) -> TrainingCosts:
         """From the records of the rounds."""
-        one_way = sum(sum(record["link_bytes"].values()) for record in records)
-        counts = [record.get("multiply_adds") for record in records]
+        one_way = sum(sum(record.link_bytes.values()) for record in records)
+        counts = [record.multiply_adds for record in records]
         return TrainingCosts(2 * one_way, None if None in counts else sum(count or 0 for count in counts))

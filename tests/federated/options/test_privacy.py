@@ -13,7 +13,7 @@ from exitflow.federated.options.federation_spec import FederationSpec
 from exitflow.federated.options.privacy import Privacy, PrivacyLoss, changes, run_secret
 from exitflow.federated.plan import TrainingPlan
 from exitflow.federated.types import Update
-from exitflow.runs.run_dir import RunDir
+from exitflow.runs.runs import Run
 from exitflow.runs.training import resume, train
 from tests.small import image_dataset, task_of, tiny_system
 
@@ -122,12 +122,12 @@ def test_a_private_training_reports_its_loss_and_resumes_to_the_same_bits(tmp_pa
     system = tiny_system(*settings, "training.rounds=3")
     data = image_dataset(96)
     whole = train(system, tmp_path / "whole", dataset=data)
-    losses = [record["privacy"]["epsilon"] for record in whole.records]
+    losses = [record.privacy["epsilon"] for record in whole.records]
     assert losses == sorted(losses)
     assert losses[-1] > 0
     assert all(np.isfinite(tensor.numpy()).all() for tensor in whole.state().tensors.values())
 
-    from exitflow.runs.run_dir import RunDir
+    from exitflow.runs.runs import Run
 
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "noise.secret").write_bytes((tmp_path / "whole" / "noise.secret").read_bytes())
@@ -140,14 +140,14 @@ def test_a_private_training_reports_its_loss_and_resumes_to_the_same_bits(tmp_pa
         if len(saved) == 2:
             raise KeyboardInterrupt
 
-    original = RunDir.save_checkpoint
-    monkeypatch.setattr(RunDir, "save_checkpoint", stop_after_two)
+    original = Run.save_checkpoint
+    monkeypatch.setattr(Run, "save_checkpoint", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         resume(tmp_path / "cut", dataset=data)
     monkeypatch.undo()
     again = resume(tmp_path / "cut", dataset=data)
     assert all(torch.equal(again.state().tensors[name], tensor) for name, tensor in whole.state().tensors.items())
-    assert again.records[-1]["privacy"] == whole.records[-1]["privacy"]
+    assert again.records[-1].privacy == whole.records[-1].privacy
 
 
 @pytest.mark.parametrize("local_exits", ["one", "all", "each-step"])
@@ -157,7 +157,7 @@ def test_the_loss_counts_the_rounds_in_which_a_node_was_asked(local_exits, tmp_p
     settings = ("federation.clip_norm=0.5", "federation.noise_multiplier=2.0", "training.participation=0.3")
     system = tiny_system(*settings, f"training.local_exits={local_exits}", "training.rounds=4")
     asked = Counter()
-    draw, append = TrainingPlan.tasks, RunDir.append
+    draw, append = TrainingPlan.tasks, Run.append
 
     def drawn(self, round, exit_weights):
         tasks = draw(self, round, exit_weights)
@@ -169,7 +169,7 @@ def test_the_loss_counts_the_rounds_in_which_a_node_was_asked(local_exits, tmp_p
         append(self, record)
 
     monkeypatch.setattr(TrainingPlan, "tasks", drawn)
-    monkeypatch.setattr(RunDir, "append", appended)
+    monkeypatch.setattr(Run, "append", appended)
     train(system, tmp_path / "run", dataset=image_dataset(96))
     assert len(counted) == 4
 

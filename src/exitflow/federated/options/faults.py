@@ -9,9 +9,9 @@ as long as nodes fail independently of what they would have sent. q is estimated
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,26 @@ from exitflow.tensors import all_finite
 DIVERGED = "choose a smaller learning rate or weight decay, or look at the data"
 
 
+class RecordedRound(Protocol):
+    """What has to be known of an earlier round."""
+
+    @property
+    def round(self) -> int:
+        """From 1."""
+
+    @property
+    def attendance(self) -> Mapping[str, bool]:
+        """Who of those asked has answered, where that counts."""
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Nodes of which no update came."""
+
+    @property
+    def dropped(self) -> Sequence[str]:
+        """Nodes whose update was not finite."""
+
+
 @dataclass
 class Attendance:
     """Which nodes have answered when they were asked. It is read from the records when a run is resumed."""
@@ -37,13 +57,12 @@ class Attendance:
     recalled: int = 0  # up to which round `trained` is complete
 
     @staticmethod
-    def of(records: Iterable[Mapping[str, Any]]) -> Attendance:
+    def of(records: Iterable[RecordedRound]) -> Attendance:
         """As the records of rounds tell it."""
         attendance = Attendance()
         for record in records:
-            attendance.add(record.get("attendance", {}))
-            idle = (*record.get("missing", ()), *record.get("dropped", ()))
-            attendance.idle.update((record["round"], node) for node in idle)
+            attendance.add(record.attendance)
+            attendance.idle.update((record.round, node) for node in (*record.missing, *record.dropped))
         return attendance
 
     def add(self, round: Mapping[str, bool]) -> None:
