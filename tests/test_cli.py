@@ -492,8 +492,11 @@ def test_a_signal_ends_with_its_code_and_leaves_no_worker(tmp_path, backend, num
 def test_methods_are_compared_with_what_their_training_takes(tmp_path):
     options = ["--methods", "exitflow,fedavg", "--out", tmp_path, "--backend", "serial", *TINY_OPTIONS]
     output = call("compare", "paper-7:80-15-5", *options).stdout
-    assert "bytes sent" in output
-    assert "multiply-adds" in output
+    columns = [line.split() for line in output.splitlines()[1:3]]  # folded, or it would not fit 80 columns
+    assert columns == [
+        ["bytes", "multiply-"],
+        ["training", *["exit", "1", "exit", "2", "exit", "3", "as", "served"], "sent", "adds"],
+    ]
     found = json.loads(call("compare", "paper-7:80-15-5", "--json", *options).stdout)
     assert set(found["methods"]) == {"exitflow", "fedavg"}
     assert found["weightings"] == {}
@@ -560,3 +563,7 @@ def test_every_command_refuses_what_is_empty_and_shows_an_example(path, command)
     text = command.get_help(click.Context(command))
     assert "Example:" in text
     assert f"exitflow {' '.join(path)} " in text
+    assert len(command.get_short_help_str(200)) <= 65  # a line beside its name, in the list of commands
+    prints_no_results = {"certs", "init", "serve", "federation init", "federation renew", "federation server"}
+    prints_no_results |= {"federation node", "federation worker"}
+    assert ("--json" in text) != (" ".join(path) in prints_no_results)

@@ -31,7 +31,7 @@ def federation() -> None:
     """
 
 
-@federation.command()
+@federation.command(short_help="Write what each machine of SYSTEM needs.")
 @click.argument("system", type=SYSTEM)
 @click.option("--out", type=FOLDER, metavar="DIR", default="federation", show_default=True, help="The new folder.")
 @click.option(
@@ -62,7 +62,7 @@ def init(system: str, out: str, superlink: str, overrides: dict[str, Any]) -> No
     click.echo(f"Then: exitflow train {system} --backend flower --superlink {superlink} --out RUN")
 
 
-@federation.command()
+@federation.command(short_help="The meeting point of the nodes.")
 @click.argument("folder", type=FOLDER)
 @click.option("--host", metavar="ADDRESS", help="Listen here; at the host that `init` was told if not given.")
 @click.option("--flwr-run", is_flag=True, help="Run here what `flwr run` submits, instead of `exitflow train`.")
@@ -92,7 +92,7 @@ _node_data = click.option(
 )
 
 
-@federation.command()
+@federation.command(short_help="A node, which trains on its own data.")
 @click.argument("folder", type=FOLDER)
 @_node_data
 @log_options
@@ -110,7 +110,7 @@ def node(folder: str, data_dir: str | None, log_level: str, log_format: str) -> 
     run_node(Path(folder), data_dir=data_dir)
 
 
-@federation.command()
+@federation.command(short_help="Only the worker, for a SuperNode that runs already.")
 @click.argument("name")
 @click.option(
     "--socket",
@@ -139,7 +139,7 @@ def worker(name: str, path: str, states: str, data_dir: str | None, log_level: s
     run_worker(name, Path(path), states=Path(states), data_dir=data_dir)
 
 
-@federation.command()
+@federation.command(short_help="Who is connected, and how far the training is.")
 @click.argument("folder", type=FOLDER, default="federation")
 @json_option
 @click.pass_context
@@ -198,7 +198,7 @@ def _time(text: str | None) -> str:
     return text[:19].replace("T", " ") if text else "-"
 
 
-@federation.command()
+@federation.command(short_help="Give the server a new certificate.")
 @click.argument("folder", type=FOLDER, default="federation")
 @click.option("--authority", type=FOLDER, metavar="DIR", help="Where its key lies; FOLDER/authority if not given.")
 @click.option("--days", type=click.IntRange(1, 3650), default=1825, show_default=True, help="How long it is valid.")

@@ -50,7 +50,7 @@ def models(pattern: str | None, as_json: bool) -> None:
         click.echo("\n".join(found))
 
 
-@click.command(cls=Command, short_help="Where exits can stand in the network of SYSTEM, and what each place costs.")
+@click.command(cls=Command, short_help="Where exits of SYSTEM can stand, and what each place costs.")
 @click.argument("system", type=SYSTEM)
 @data_dir_option
 @set_option
@@ -103,7 +103,8 @@ def _system_of(source: str, overrides: dict[str, Any]) -> System:
 @click.command(cls=Command, short_help="Weights of a package or a file, as safetensors.")
 @click.argument("source", type=FILE, metavar="PACKAGE_OR_FILE")
 @click.option("--out", required=True, type=FILE, metavar="FILE", help="The file to write.")
-def weights(source: str, out: str) -> None:
+@json_option
+def weights(source: str, out: str, as_json: bool) -> None:
     """Convert weights, a state dict of PyTorch or safetensors, to safetensors.
 
     PACKAGE_OR_FILE is a file, or an installed package that brings one. Of a state dict nothing but tensors is
@@ -121,4 +122,7 @@ def weights(source: str, out: str) -> None:
 
     path = find_weights(source)
     count, digest = convert(path, Path(out))
-    click.echo(f"{out}: {count:,} tensors of {path.name}, sha256 {digest}")
+    if as_json:
+        print_json({"file": out, "tensors": count, "sha256": digest})
+    else:
+        click.echo(f"{out}: {count:,} tensors of {path.name}, sha256 {digest}")

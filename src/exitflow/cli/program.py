@@ -84,7 +84,7 @@ class Program(Group):
         self.resumed_by = resumed_by  # command -> what goes on where it was, after SIGINT and SIGTERM
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.modules)
+        return list(self.modules)  # in the order in which they are used
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.modules:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exitflow import logs
-from exitflow.cli.completion import FILE, FOLDER
+from exitflow.cli.completion import FILE, FOLDER, SYSTEM
 from exitflow.cli.options import data_dir_option, dataset_for, json_option, log_options, print_json, say_next
 from exitflow.cli.program import Command
 from exitflow.errors import MissingExtraError
@@ -77,7 +77,9 @@ def export(
 
 @click.command(cls=Command, short_help="Turn ONNX models of anybody's into a BUNDLE to serve.")
 @click.argument("models", type=FILE, nargs=-1, required=True, metavar="MODEL.onnx...")
-@click.option("--plan", required=True, type=FILE, metavar="SYSTEM", help="Who holds which model, and how much arrives.")
+@click.option(
+    "--plan", required=True, type=SYSTEM, metavar="SYSTEM", help="Who holds which model, and how much arrives."
+)
 @click.option(
     "--calibrate", required=True, type=FILE, metavar="FILE.npz", help="Inputs as clients send them, and their labels."
 )
@@ -86,7 +88,10 @@ def export(
     "--confidence", type=click.Choice(list(CONFIDENCES)), default="entropy", show_default=True, help="How nodes rank."
 )
 @click.option("--replace", is_flag=True, help="Put it in the place of the bundle that is there.")
-def cascade(models: tuple[str, ...], plan: str, calibrate: str, out: str, confidence: str, replace: bool) -> None:
+@json_option
+def cascade(
+    models: tuple[str, ...], plan: str, calibrate: str, out: str, confidence: str, replace: bool, as_json: bool
+) -> None:
     """A bundle of networks that were not trained together, the smallest first: one for each exit of SYSTEM.
 
     They tell the same classes apart, and take the same inputs, each with its own preprocessing inside. A node that is
@@ -103,13 +108,16 @@ def cascade(models: tuple[str, ...], plan: str, calibrate: str, out: str, confid
     from exitflow.system.system import load_system
 
     manifest = cascade_bundle(models, load_system(plan), calibrate, out, confidence=confidence, replace=replace)
+    if as_json:
+        print_json({"bundle": out, "report": asdict(manifest.report), "accuracy": manifest.accuracy})
+        return
     rows = [
         [f"exit {exit}", model, percent(accuracy)]
         for exit, (model, accuracy) in enumerate(zip(models, manifest.report.exit_accuracy, strict=True), start=1)
     ]
     print_table("What each answers of the other half", ["", "model", "accuracy %"], rows)
     click.echo(f"As served: {percent(manifest.accuracy)} %.")
-    click.echo(f"{out}: next: exitflow up {out}")
+    say_next("up", out)
 
 
 def _print_export(out: str, manifest: Manifest) -> None:

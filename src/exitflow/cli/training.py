@@ -344,7 +344,7 @@ def _print_comparison(name: str, result: Comparison, trainings: list[str], *, wi
     exits = [f"exit {exit}" for exit in range(1, len(rows[0]) - 1)]
     columns = ["weighting", *exits, "as served"]
     if with_costs:
-        columns = ["training", *exits, "as served", "bytes sent", "multiply-adds"]
+        columns = ["training", *exits, "as served", "bytes\nsent", "multiply-\nadds"]
         rows = [[*row, amount(result.bytes_sent(row[0])), amount(result.multiply_adds(row[0]))] for row in rows]
     count = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
     print_table(f"{name}: test accuracy in %, {count}", columns, rows)

@@ -14,7 +14,7 @@ from exitflow.config import Changes, parse_assignment, parse_changes, require
 from exitflow.errors import ConfigError
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.planning.prospects import Prospect, best_prospect
-from exitflow.system.system import System, load_system
+from exitflow.system.system import System, load_system, read_system
 
 MAX_POINTS = 10_000
 RANGE_POINTS = 10  # of a range between numbers that are not both whole, or are far apart
@@ -118,7 +118,7 @@ def _point(
 ) -> Point:
     changes: Mapping[str, Any] = dict(zip(keys, values, strict=True))
     try:
-        system = load_system(source, {**overrides, **changes})
+        system = read_system(source, {**overrides, **changes})
         found = best_prospect(system.topology, outputs_for(system))
     except ConfigError as error:
         return Point(values, None, str(error))

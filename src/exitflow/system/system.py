@@ -118,16 +118,21 @@ def load_system(source: str | Path, overrides: Changes = ()) -> System:
 
     `overrides` go before what it says: {"training.rounds": 5}, or texts such as "training.rounds=5".
     """
+    system = read_system(source, overrides)
+    for sentence in doubts(system.topology):
+        log.warning("%s: %s", source, sentence)
+    return system
+
+
+def read_system(source: str | Path, overrides: Changes = ()) -> System:
+    """The same without a word on what is doubtful in it, for systems that nobody has written down as they are."""
     name = str(source)
     is_file = name.endswith(".toml") or (os.path.exists(name) and not os.path.isdir(name))
     table = read_toml(Path(name)) if is_file else preset(name)
     try:
-        system = decode_system(table, overrides, default_name=Path(name).stem if is_file else name)
+        return decode_system(table, overrides, default_name=Path(name).stem if is_file else name)
     except ConfigError as error:
         raise error.within(source=name) from None
-    for sentence in doubts(system.topology):
-        log.warning("%s: %s", name, sentence)
-    return system
 
 
 def load_resolved(path: Path) -> System:
