@@ -191,6 +191,9 @@ def _marked(path: Path, lines: Sequence[str]) -> Iterator[Block]:
         if begin:
             begun = Block(begin[1], number + 1, number + 1)
             _parse(begun.name, f"{path}, line {number + 1}")
+        elif not fenced and _INLINE.match(line.strip()):
+            problem = "a value that begins a line would end the paragraph before it; put a word in front"
+            raise ConfigError(f"line {number + 1}: {problem}, got {line.strip()[:60]!r}", source=str(path))
         elif not fenced and _LIKE_A_MARK.search(_INLINE.sub("", line)):
             expected = "expected <!-- results:TABLE DATASET --> on a line of its own, or a value and <!-- end --> on it"
             raise ConfigError(f"line {number + 1}: {expected}, got {line.strip()!r}", source=str(path))

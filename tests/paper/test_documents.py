@@ -219,7 +219,7 @@ def test_a_value_in_a_sentence_is_written_and_checked_like_a_table(tmp_path, res
 )
 def test_a_value_that_does_not_exist_is_named_with_its_line(tmp_path, results_file, query, problem):
     path = tmp_path / "x.md"
-    path.write_text(f"\n<!-- value:{query} -->1<!-- end -->\n")
+    path.write_text(f"\nhas <!-- value:{query} -->1<!-- end -->\n")
     with pytest.raises(ConfigError, match=rf"x\.md, line 2: {problem}"):
         update(path, Results(results_file))
 
@@ -282,6 +282,10 @@ def test_what_is_outside_of_the_blocks_stays_as_it_is(document, results_file, en
         ("see <!-- results:origin -->\n<!-- end -->", "line 1: expected <!-- results:TABLE"),
         ("<!-- results:origin -->\n<!-- results:origin -->\n<!-- end -->", "line 1: block 'origin' has no"),
         ("<!-- results:figure x -->\n<!-- end -->", "there is no block 'figure x'; expected figure served or"),
+        (
+            "has\n<!-- value:trainings -->1<!-- end --> of them",
+            "line 2: a value that begins a line would end the paragraph",
+        ),
         ("has <!-- value:trainings --> of them", "line 1: expected <!-- results:TABLE"),
         ("<!-- results:origin -->\n<!-- end -->\n<!-- end -->", "line 3: <!-- end --> ends no block"),
     ],

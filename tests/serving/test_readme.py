@@ -30,6 +30,19 @@ def test_the_requests_from_python_and_curl_work(tmp_path, capsys):
         assert {output["name"] for output in json.loads(text)["outputs"]} == {"scores", "exit", "node", "confidence"}
 
 
+def test_every_metric_of_a_node_is_documented(tmp_path):
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    bundle = make_bundle(tmp_path / "b", chain(), shape=(1, 8, 8), name="campus")
+    with LocalCluster(bundle, logs=tmp_path) as cluster:
+        _, _, text = http(cluster.places["device"].http, "GET", "/metrics")
+    found = re.findall(
+        r"^# HELP (exitflow_\S+) (.*)$", text.decode() if isinstance(text, bytes) else text, re.MULTILINE
+    )
+    assert len(found) > 30
+    for name, meaning in found:
+        assert re.search(rf"^\| `{name}` \| .*\| {re.escape(meaning)} \|$", page, re.MULTILINE), name
+
+
 def test_every_setting_of_a_node_is_documented():
     for field in dataclasses.fields(ServingSpec):
         assert f"`{field.name}`" in SERVING, field.name
