@@ -46,6 +46,9 @@ class Npz:
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
 
+    def __contains__(self, name: str) -> bool:
+        return f"{name}.npy" in self._archive.namelist()
+
     def header(self, name: str) -> Header:
         """The shape and the type of the array `name`, which are found to fit the size of what the file holds."""
         with self._open(name) as member:

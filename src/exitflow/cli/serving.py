@@ -16,7 +16,7 @@ from exitflow.cli.options import data_dir_option, dataset_for, json_option, log_
 from exitflow.cli.program import Command
 from exitflow.errors import MissingExtraError
 from exitflow.report.terminal import live_table, percent, print_table, rate
-from exitflow.routing import CONFIDENCES
+from exitflow.routing import RANKINGS
 
 if TYPE_CHECKING:
     from exitflow.serving.bundle.bundle import Manifest
@@ -29,9 +29,7 @@ _set = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", hel
 @click.argument("run", type=FOLDER)
 @click.option("--out", required=True, type=FOLDER, metavar="BUNDLE", help="The new directory of the bundle.")
 @click.option("--quantize", type=click.Choice(["int8"]), help="Static quantisation, calibrated on validation data.")
-@click.option(
-    "--confidence", type=click.Choice(list(CONFIDENCES)), default="entropy", show_default=True, help="How nodes rank."
-)
+@click.option("--confidence", type=click.Choice(RANKINGS), default="entropy", show_default=True, help="How nodes rank.")
 @click.option("--replace", is_flag=True, help="Put it in the place of the bundle that is there.")
 @data_dir_option
 @json_option
@@ -84,9 +82,7 @@ def export(
     "--calibrate", required=True, type=FILE, metavar="FILE.npz", help="Inputs as clients send them, and their labels."
 )
 @click.option("--out", required=True, type=FOLDER, metavar="BUNDLE", help="The new directory of the bundle.")
-@click.option(
-    "--confidence", type=click.Choice(list(CONFIDENCES)), default="entropy", show_default=True, help="How nodes rank."
-)
+@click.option("--confidence", type=click.Choice(RANKINGS), default="entropy", show_default=True, help="How nodes rank.")
 @click.option("--replace", is_flag=True, help="Put it in the place of the bundle that is there.")
 @json_option
 def cascade(

@@ -92,12 +92,11 @@ def simulate(
     """
     from exitflow.planning.arrivals import Workload, load_trace
     from exitflow.planning.simulation import parse_failure
-    from exitflow.routing import confidence
 
     require(0 < duration <= 31 * 86400, "--duration", f"must be above 0 seconds and at most 31 days, got {duration:g}")
     failures = [parse_failure(text) for text in fails]
     served = _served(target, system, data_dir)
-    ease = confidence(served.outputs.logits[0], served.confidence)
+    ease = served.outputs.ranks(served.confidence)[0]
     copies = 1 if devices is None else _copies(served.topology, devices)
     workload = Workload(served.topology, ease, duration, seed, drift, load_trace(trace) if trace else None)
     expected = copies * duration * sum(node.arrival_rate for node in served.topology.nodes)

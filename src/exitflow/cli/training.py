@@ -30,7 +30,7 @@ from exitflow.federated.training_spec import GIVEN
 from exitflow.federated.weighting import WEIGHTINGS
 from exitflow.parts import check_part, is_own
 from exitflow.report.terminal import amount, percent, print_table, progress_bar, rate, spread, waiting
-from exitflow.routing import CONFIDENCES
+from exitflow.routing import RANKINGS
 from exitflow.runs.methods import METHODS
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def print_training(run: Run, as_json: bool) -> None:
     metavar="NAME",
     default="entropy",
     show_default=True,
-    help=f"How nodes rank: {', '.join(CONFIDENCES)}, or your own module:function.",
+    help=f"How nodes rank: {', '.join(RANKINGS)}, or your own module:function.",
 )
 @data_dir_option
 @json_option
@@ -222,7 +222,7 @@ def evaluate(run: str, serving: tuple[str, ...], confidence: str, data_dir: str 
       exitflow evaluate runs/campus
       exitflow evaluate runs/campus --serving 60-30-10 --serving 5-15-80 --json
     """
-    check_part("--confidence", confidence, CONFIDENCES, "confidence")
+    check_part("--confidence", confidence, RANKINGS, "confidence")
     with waiting(f"Computing what every exit of {run} says to the test data"):
         from exitflow.runs import runs
         from exitflow.runs.measured_accuracy import keep_accuracy

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exitflow.evaluation.outputs import ExitOutputs
-from exitflow.routing import confidence, served_rates, surest_first
+from exitflow.routing import served_rates, surest_first
 from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import ServingPlan, serving_plan
 
@@ -64,7 +64,7 @@ def evaluate_plan(
     """How accurately `topology` answers when it serves as planned."""
     plan = plan or serving_plan(topology)
     correct = outputs.correct
-    ranks = [confidence(logits, confidence_kind) for logits in outputs.logits]
+    ranks = outputs.ranks(confidence_kind)
     served_right = {
         node.name: float(served @ correct[node.exit - 1]) for node, _, served in follow_samples(ranks, topology, plan)
     }

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from exitflow.config import require
 from exitflow.evaluation.accuracy import follow_samples
 from exitflow.evaluation.outputs import ExitOutputs
-from exitflow.routing import confidence
 from exitflow.topology.graph import Topology
 from exitflow.topology.rates import ServingPlan, serving_plan
 
@@ -49,7 +48,7 @@ def calibrate(
 ) -> Mapping[str, NodeCalibration]:
     """The calibration of every node, from validation data."""
     plan = plan or serving_plan(topology)
-    ranks = [_sorted_out(confidence(logits, confidence_kind)) for logits in outputs.logits]
+    ranks = [_sorted_out(values) for values in outputs.ranks(confidence_kind)]
     found = {}
     for node, received, served in follow_samples(ranks, topology, plan):
         values = ranks[node.exit - 1]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.routing.confidence import confidence
+
 if TYPE_CHECKING:  # the outputs themselves need no PyTorch; computing them does
     from exitflow.data.dataset import Preparation, Split
     from exitflow.models.nested import NestedModel
@@ -21,6 +23,12 @@ class ExitOutputs:
 
     logits: npt.NDArray[np.float32]  # (E, N, C)
     labels: npt.NDArray[np.int64]  # (N,)
+    gains: tuple[tuple[float, ...], ...] = ()  # E of weights, to rank by "gain"; see evaluation.gains
+
+    def ranks(self, kind: str) -> list[npt.NDArray[np.float64]]:
+        """E of (N,): how sure each exit is of each sample, by a kind of confidence or by expected gain."""
+        gains = self.gains or ((),) * len(self.logits)
+        return [confidence(logits, kind, gain) for logits, gain in zip(self.logits, gains, strict=True)]
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:

@@ -34,7 +34,7 @@ from exitflow.errors import ExitflowError
 from exitflow.evaluation.accuracy import follow_samples
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.planning.classes import NodeClasses, node_classes
-from exitflow.routing import confidence, surest_first
+from exitflow.routing import surest_first
 from exitflow.topology.graph import Link, Topology
 from exitflow.topology.rates import serving_plan
 
@@ -120,7 +120,7 @@ class _Flow:
         """The cells of each exit hold equally many samples."""
         if not len(outputs.labels):
             raise ExitflowError("a plan from measured answers needs validation data, and there are none")
-        confidences = [confidence(logits, confidence_kind) for logits in outputs.logits]
+        confidences = outputs.ranks(confidence_kind)
         ranks = np.stack([np.argsort(surest_first(values)) for values in confidences])
         num_samples = len(outputs.labels)
         cells = (num_samples - 1 - ranks) * NUM_CELLS // num_samples

@@ -21,7 +21,6 @@ from exitflow.errors import ConfigError, suggestion
 from exitflow.evaluation.calibration import NodeCalibration
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.planning.arrivals import Workload
-from exitflow.routing import confidence
 from exitflow.routing.clock import VirtualClock
 from exitflow.routing.decisions import Router, Rules
 from exitflow.routing.link_state import IDLE_PAUSE, LinkState
@@ -377,7 +376,7 @@ class _World:
         self.fallbacks: Counter[str] = Counter()
         self.sent: Counter[tuple[str, str]] = Counter()
         planned = serving_plan(workload.topology).nodes
-        ranks = [confidence(logits, confidence_kind) for logits in outputs.logits]
+        ranks = outputs.ranks(confidence_kind)
         self.nodes = {
             node.name: _SimulatedNode(
                 self, node, calibrations[node.name], planned[node.name].received_rate, ranks[node.exit - 1]

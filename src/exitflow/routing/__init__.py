@@ -3,6 +3,26 @@
 The rules know no network, no thread and no clock of their own: time is an argument, or a `Clock` that is passed in.
 """
 
-from exitflow.routing.confidence import CONFIDENCES, ConfidenceKind, confidence, served_rates, serves, surest_first
+from exitflow.routing.confidence import (
+    CONFIDENCES,
+    GAIN,
+    NUM_FEATURES,
+    RANKINGS,
+    ConfidenceKind,
+    confidence,
+    served_rates,
+    serves,
+    surest_first,
+)
 
-__all__ = ["CONFIDENCES", "ConfidenceKind", "confidence", "served_rates", "serves", "surest_first"]
+__all__ = [
+    "CONFIDENCES",
+    "GAIN",
+    "NUM_FEATURES",
+    "RANKINGS",
+    "ConfidenceKind",
+    "confidence",
+    "served_rates",
+    "serves",
+    "surest_first",
+]

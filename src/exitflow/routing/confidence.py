@@ -6,20 +6,28 @@ Shared by the evaluation and by the serving nodes, so that what is predicted is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from exitflow.config import require
 from exitflow.parts import check_part, load_part
 
 FloatArray = npt.NDArray[np.float64]
+GAIN = "gain"  # ranks by the gain that is expected of a deeper answer
+NUM_FEATURES = 5  # of `gain_features`
 ConfidenceKind = Literal["entropy", "max-softmax", "margin"]
 
 
-def confidence(logits: npt.ArrayLike, kind: str = "entropy") -> FloatArray:
-    """(N,) from (N, C) logits; higher is surer. `kind` is one of CONFIDENCES, or the user's own `module:function`."""
+def confidence(logits: npt.ArrayLike, kind: str = "entropy", gain: Sequence[float] = ()) -> FloatArray:
+    """(N,) from (N, C) logits; higher is surer.
+
+    `kind` is one of CONFIDENCES, the user's own `module:function`, or "gain", which needs the weights of `gain`.
+    """
+    if kind == GAIN:
+        return expected_gain(np.asarray(logits, dtype=np.float64), gain)
     return confidence_function(kind)(np.asarray(logits, dtype=np.float64))
 
 
@@ -58,11 +66,35 @@ def _log_sum_exp(logits: FloatArray) -> FloatArray:
     return result
 
 
+def gain_features(logits: FloatArray) -> FloatArray:
+    """(N, 5) what tells whether a deeper answer would be better: three confidences, the energy, and a constant."""
+    margin = _margin(logits)
+    columns = (_negative_entropy(logits), _max_softmax(logits), margin / (1 + margin), _log_sum_exp(logits)[:, 0])
+    return np.stack([*columns, np.ones(len(logits))], axis=1)
+
+
+def expected_gain(logits: FloatArray, weights: Sequence[float]) -> FloatArray:
+    """(N,) from 0, where a deeper answer surely gains, to 1, where it surely loses.
+
+    It is (1 + P(right) - P(deeper right)) / 2. Both probabilities are logistic in `gain_features`, and half of the
+    `weights` belongs to each.
+    """
+    problem = f"needs {2 * NUM_FEATURES} weights, fitted on validation data, got {len(weights)}"
+    require(len(weights) == 2 * NUM_FEATURES, "confidence", f"{GAIN!r} {problem}")
+    scores = gain_features(logits) @ np.asarray(weights, dtype=np.float64).reshape(2, NUM_FEATURES).T
+    own, deeper = (np.tanh(scores / 2).T + 1) / 2
+    result: FloatArray = (1 + own - deeper) / 2
+    return result
+
+
 CONFIDENCES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "entropy": _negative_entropy,
     "max-softmax": _max_softmax,
     "margin": _margin,
 }
+
+
+RANKINGS = (*CONFIDENCES, GAIN)  # what a user may choose from
 
 
 def serves(values: FloatArray, threshold: float) -> npt.NDArray[np.bool_]:

@@ -32,10 +32,12 @@ from exitflow.config import encode, read_toml
 from exitflow.errors import MissingExtraError, RunError
 from exitflow.evaluation.accuracy import Evaluation, evaluate_plan
 from exitflow.evaluation.blending import Blend, blended, fit_blends
+from exitflow.evaluation.gains import fit_gains
 from exitflow.evaluation.outputs import ExitOutputs, exit_outputs
 from exitflow.files import MEDIUM_FILE, append_line, is_leftover, locked, make_folder, read_file, write_atomically
 from exitflow.models.specs import without_weights
 from exitflow.parts import Part, part_name
+from exitflow.routing import GAIN
 from exitflow.runs.losses import TrainingLosses
 from exitflow.runs.notebook import run_html
 from exitflow.runs.records import Profile, Record, read_lines, read_profile, read_records
@@ -351,7 +353,8 @@ def evaluate(
 ) -> Evaluation:
     """How accurately the run's system answers on test data, as planned or at another serving setting.
 
-    `confidence` ranks what a node sees: "entropy", "max-softmax", "margin", or a function of (N, C) logits.
+    `confidence` ranks what a node sees: "entropy", "max-softmax", "margin", a function of (N, C) logits, or
+    "gain": by how much more often deeper answers are right, as validation data say.
     `outputs`, from `run.outputs()`, saves the pass over the test set when one run is evaluated often.
     """
     from exitflow.runs.arguments import check_dataset, checked_path
@@ -362,4 +365,7 @@ def evaluate(
     if serving is not None:
         topology = serving_as(run.system, serving)
     kind = part_name("confidence", confidence)
-    return evaluate_plan(outputs or run.outputs(dataset), topology, confidence_kind=kind)
+    outputs = outputs or run.outputs(dataset)
+    if kind == GAIN and not outputs.gains:
+        outputs = replace(outputs, gains=fit_gains(run.validation_outputs(dataset)))
+    return evaluate_plan(outputs, topology, confidence_kind=kind)

@@ -90,7 +90,7 @@ def _no_node(manifest):
         ),
         (
             lambda m: m.update(confidence="zz"),
-            "confidence: must be one of 'entropy', 'max-softmax', 'margin', got 'zz'",
+            "confidence: must be one of 'entropy', 'max-softmax', 'margin', 'gain', got 'zz'",
         ),
         (lambda m: m.update(input_datatype="INT64"), "input_datatype: must be one of 'UINT8', 'FP32', got 'INT64'"),
         (lambda m: m.update(input_shape=[0, 8]), r"input_shape: must be sizes from 1, got \[0, 8\]"),

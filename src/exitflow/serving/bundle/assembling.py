@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from exitflow.errors import BundleError
 from exitflow.evaluation.accuracy import evaluate_plan
 from exitflow.evaluation.blending import Blend, blended, fit_blends
 from exitflow.evaluation.calibration import calibrate
+from exitflow.evaluation.gains import fit_gains
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.files import make_folder, sync_folder
+from exitflow.routing import GAIN
 from exitflow.serving.bundle.bundle import (
     FORMAT,
     MANIFEST,
@@ -81,9 +83,13 @@ def assemble(parts: Parts, out: Path, *, reference: ExitOutputs | None = None) -
     own_test, _ = _run(engines, parts.test)
     blends = fit_blends(own_validation) if parts.blends_answers else ()
     validation, test = (blended(outputs, blends) for outputs in (own_validation, own_test))
+    gains = fit_gains(validation) if parts.confidence == GAIN else ()
+    validation, test = (replace(outputs, gains=gains) for outputs in (validation, test))
+    if reference:
+        reference = replace(reference, gains=gains)
     evaluation = evaluate_plan(test, parts.topology, confidence_kind=parts.confidence)
     count = parts.num_samples
-    samples = Samples(parts.test.inputs[:count], ExitOutputs(test.logits[:, :count], test.labels[:count]))
+    samples = Samples(parts.test.inputs[:count], ExitOutputs(test.logits[:, :count], test.labels[:count], gains))
     files = {segment_file(exit): data for exit, data in enumerate(parts.segments, start=1)}
     files |= {SYSTEM: parts.system_toml.encode(), SAMPLES: samples.to_bytes()}
     manifest = Manifest(
@@ -95,6 +101,7 @@ def assemble(parts: Parts, out: Path, *, reference: ExitOutputs | None = None) -
         num_classes=test.logits.shape[2],
         segments=_entries(parts, features),
         blends=blends,
+        gains=gains,
         nodes=dict(calibrate(validation, parts.topology, confidence_kind=parts.confidence)),
         node_accuracy={
             name: served.accuracy for name, served in evaluation.nodes.items() if served.accuracy is not None

@@ -29,7 +29,7 @@ from exitflow.evaluation.calibration import NodeCalibration
 from exitflow.evaluation.outputs import ExitOutputs
 from exitflow.files import LARGE_FILE, MEDIUM_FILE, read_file, write_atomically
 from exitflow.npz import open_npz
-from exitflow.routing import CONFIDENCES
+from exitflow.routing import GAIN, NUM_FEATURES, RANKINGS
 from exitflow.serving.wire.codecs import CODECS
 from exitflow.topology.graph import Node, Topology
 from exitflow.topology.rates import ServingPlan, serving_plan
@@ -100,9 +100,10 @@ class Manifest:
     report: ExportReport
     codecs: tuple[CodecCost, ...]
     files: dict[str, str]  # name -> SHA-256
+    gains: tuple[tuple[float, ...], ...] = ()  # of each exit, where samples are ranked by expected gain
 
     def __post_init__(self) -> None:
-        for key, choices in (("confidence", CONFIDENCES), ("input_datatype", DATATYPES)):
+        for key, choices in (("confidence", RANKINGS), ("input_datatype", DATATYPES)):
             given = getattr(self, key)
             require(given in choices, key, f"must be one of {', '.join(map(repr, choices))}, got {given!r}")
         require(self.num_classes >= 1, "num_classes", f"must be at least 1, got {self.num_classes}")
@@ -114,9 +115,16 @@ class Manifest:
             _require_sizes(entry.feature_shape, f"segments[{exit - 1}].feature_shape")
         count, needed = len(self.blends), len(self.segments)
         require(count in (0, needed), "blends", f"one for each of {needed} segments, or none; got {count}")
+        rows = needed if self.confidence == GAIN else 0
+        fits = len(self.gains) == rows and all(len(each) == 2 * NUM_FEATURES for each in self.gains)
+        require(fits, "gains", f"must be {2 * NUM_FEATURES} weights for each of {rows} segments")
         measured = {(cost.exit, cost.codec, cost.compress) for cost in self.codecs}
         wanted = {(exit, codec, packs) for exit in range(1, needed) for codec in CODECS for packs in (False, True)}
         require(measured == wanted, "codecs", "every codec is needed, with and without compression, of every exit")
+
+    def ranking(self, exit: int) -> tuple[str, tuple[float, ...]]:
+        """How an exit ranks what it sees: a kind of confidence, and the weights that expected gain needs."""
+        return self.confidence, self.gains[exit - 1] if self.gains else ()
 
     def largest_request(self, exit: int) -> int:
         """Bytes that a request to a node of `exit` may have: as inputs, bytes written as numbers, or as features.
@@ -146,7 +154,11 @@ class Samples:
     def to_bytes(self) -> bytes:
         """The samples as an .npz file."""
         file = io.BytesIO()
-        np.savez_compressed(file, inputs=self.inputs, labels=self.outputs.labels, logits=self.outputs.logits)
+        outputs = self.outputs
+        arrays: dict[str, Any] = {"inputs": self.inputs, "labels": outputs.labels, "logits": outputs.logits}
+        if outputs.gains:
+            arrays["gains"] = np.asarray(outputs.gains)
+        np.savez_compressed(file, **arrays)
         return file.getvalue()
 
     @staticmethod
@@ -154,7 +166,8 @@ class Samples:
         """From an .npz file, in which a BundleError names what is wrong; nothing is unpickled."""
         try:
             with open_npz(io.BytesIO(data)) as file:
-                return Samples(file.read("inputs"), ExitOutputs(file.read("logits"), file.read("labels")))
+                gains = tuple(map(tuple, file.read("gains").tolist())) if "gains" in file else ()
+                return Samples(file.read("inputs"), ExitOutputs(file.read("logits"), file.read("labels"), gains))
         except ValueError as error:
             raise BundleError(f"{SAMPLES} cannot be read: {error}; export the bundle again") from None
 

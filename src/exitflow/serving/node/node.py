@@ -265,7 +265,7 @@ class Node:
             before = _by_start(ordered, lambda job: job.before)
         features, logits = loaded.engine.run(parts, before)
         with np.errstate(invalid="ignore"):  # what is no number is refused in `_deliver`
-            scores, sure = _softmax(logits), confidence(logits, loaded.bundle.manifest.confidence)
+            scores, sure = _softmax(logits), confidence(logits, *loaded.bundle.manifest.ranking(self.exit))
         if self.spec.service_ms:
             time.sleep(max(self.spec.service_ms / 1e3 - (time.perf_counter() - started), 0.0))
         return Computed(ordered, features, logits, scores, sure, time.perf_counter() - started)

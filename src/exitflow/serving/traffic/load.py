@@ -22,7 +22,6 @@ from exitflow.evaluation.calibration import NodeCalibration
 from exitflow.planning.arrivals import DriftKind, Trace, Workload
 from exitflow.planning.rehearsal import Rehearsal
 from exitflow.planning.simulation import NodeSettings
-from exitflow.routing import confidence
 from exitflow.serving.bundle.bundle import Samples
 from exitflow.serving.node.status import NodeStatus
 from exitflow.serving.traffic.client import NodeClient, ask_each
@@ -58,7 +57,7 @@ class LoadPlan:
     @property
     def workload(self) -> Workload:
         """When requests arrive, and which."""
-        ease = confidence(self.samples.outputs.logits[0], self.confidence)
+        ease = self.samples.outputs.ranks(self.confidence)[0]
         return Workload(self.topology, ease, self.duration, self.seed, self.drift, self.trace)
 
 
