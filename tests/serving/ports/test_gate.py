@@ -115,6 +115,26 @@ def test_answers_that_nobody_takes_keep_nobody_out(eager, monkeypatch):
     asyncio.run(scenario())
 
 
+def test_a_caller_that_goes_away_before_its_answer_leaves_no_traceback(eager, monkeypatch, caplog):
+    asked = []
+    monkeypatch.setattr(
+        "exitflow.serving.ports.grpc_server.server_metadata", lambda: asked.append(1) or {"name": "x" * 200_000}
+    )
+
+    async def scenario():
+        async with running(eager, "cloud") as (_, address):
+            async with http2.connection(address, window=0) as (_, writer):
+                method = f"/{SERVICE}/ServerMetadata"
+                writer.write(http2.head_of_call(1, method) + http2.message_of_call(1, b""))
+                await until(lambda: asked)
+                await asyncio.sleep(0.2)
+            assert await infer(address, eager)
+            await asyncio.sleep(0.2)
+
+    asyncio.run(scenario())
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 def test_one_connection_has_no_more_calls_than_the_node_takes(eager):
     async def scenario():
         spec = ServingSpec(queue_size=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -187,9 +188,15 @@ def max_calls(spec: ServingSpec) -> int:
     return 2 * IN_FLIGHT * spec.queue_size + 4 * MAX_WAITING
 
 
+def _says_more_than_that_a_caller_has_gone(record: logging.LogRecord) -> bool:
+    """gRPC logs a traceback when nobody is there any more to take an answer, which happens every day."""
+    return not (record.exc_info and record.exc_info[0] and record.exc_info[0].__name__ == "ExecuteBatchError")
+
+
 async def start_grpc(node: Node, port: Port) -> tuple[grpc.aio.Server, int]:
     """The server, which listens already, and the number of its port."""
     address, key = port.address, port.key
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_says_more_than_that_a_caller_has_gone)
     most = max_calls(node.spec)
     bound_socket(address, key).close()  # gRPC would say why not in lines of its own
     options = [
