@@ -249,8 +249,9 @@ def test_what_somebody_else_has_trained_meanwhile_is_not_trained_again(done, mon
 def test_the_seconds_of_a_resumed_training_are_of_all_its_rounds(tmp_path, monkeypatch):
     (job, *_) = missing(tmp_path)
     run = train(job.system, work_of(tmp_path, job))
-    slow = [{**record, "seconds": 1000.0} for record in run.records]
-    (run.path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in slow))
+    records = run.path / "rounds.jsonl"
+    slow = [{**json.loads(line), "seconds": 1000.0} for line in records.read_text().splitlines()]
+    records.write_text("".join(json.dumps(record) + "\n" for record in slow))
     monkeypatch.setattr(module, "_reports", mp.SimpleQueue(), raising=False)
     module._do(reproduction(tmp_path), job.training, job.system, job.served_as)
     assert 4000 <= results(tmp_path).get(job.training).line.seconds < 4100
