@@ -147,6 +147,7 @@ def test_waiting_says_what_for_until_it_is_over():
 @pytest.mark.parametrize("program", [PROGRESS, LIVE, WAITING])
 def test_nothing_moves_where_nobody_watches(program):
     program = program.replace("0.11", "0").replace("show(f", "show and show(f")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    environment = {**os.environ, "FORCE_COLOR": "1"}  # by which rich takes any file for a terminal
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.stderr == ""
     assert done.stdout.strip() in ("", "done", "work\ndone")

@@ -15,7 +15,7 @@ from exitflow.cli.completion import FILE, FOLDER, SYSTEM
 from exitflow.cli.options import data_dir_option, dataset_for, json_option, log_options, print_json, say_next
 from exitflow.cli.program import Command
 from exitflow.errors import MissingExtraError
-from exitflow.report.terminal import live_table, percent, print_table, rate
+from exitflow.report.terminal import live_table, percent, print_table, rate, waiting
 from exitflow.routing import RANKINGS
 
 if TYPE_CHECKING:
@@ -55,17 +55,18 @@ def export(
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "export") from None
 
-    loaded = Run(run)
-    system, dataset = loaded.system, dataset_for(loaded, data_dir)
-    trained = Trained(
-        system.name,
-        loaded.model(dataset),
-        dataset,
-        system.topology,
-        system.to_toml(),
-        blends_answers=system.training.blends_answers,
-    )
-    manifest = export_bundle(trained, out, precision=quantize or "fp32", confidence=confidence, replace=replace)
+    with waiting(f"Exporting {run}, and answering the test data with both engines"):
+        loaded = Run(run)
+        system, dataset = loaded.system, dataset_for(loaded, data_dir)
+        trained = Trained(
+            system.name,
+            loaded.model(dataset),
+            dataset,
+            system.topology,
+            system.to_toml(),
+            blends_answers=system.training.blends_answers,
+        )
+        manifest = export_bundle(trained, out, precision=quantize or "fp32", confidence=confidence, replace=replace)
     if as_json:
         blends, codecs = ([asdict(each) for each in part] for part in (manifest.blends, manifest.codecs))
         print_json({"bundle": out, "report": asdict(manifest.report), "blends": blends, "codecs": codecs})
