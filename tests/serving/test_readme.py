@@ -46,3 +46,12 @@ def test_every_metric_of_a_node_is_documented(tmp_path):
 def test_every_setting_of_a_node_is_documented():
     for field in dataclasses.fields(ServingSpec):
         assert f"`{field.name}`" in SERVING, field.name
+
+
+def test_every_module_of_serving_stands_in_its_readme_below_its_room():
+    serving = ROOT / "src" / "exitflow" / "serving"
+    named, room = set(), ""
+    for first, modules in re.findall(r"^\|([^|]*)\|([^|]*)\|", (serving / "README.md").read_text(), re.MULTILINE):
+        room = first.strip(" `") or room
+        named |= {f"{room}/{module}.py" for module in re.findall(r"`(\w+)`", modules)}
+    assert named == {str(path.relative_to(serving)) for path in serving.glob("*/*.py") if path.stem != "__init__"}
