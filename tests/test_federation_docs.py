@@ -1,4 +1,4 @@
-"""What docs/federation.md tells people to type works. tests/experiments/test_federation.py runs its longer way."""
+"""What docs/federation.md tells people to type works. tests/flower/test_deployment.py runs its longer way."""
 
 import os
 import re
