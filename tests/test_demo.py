@@ -9,6 +9,8 @@ import pytest
 
 from exitflow import compare, load_system
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -8,6 +8,8 @@ from exitflow.models.backbones import TransformersNetwork
 from exitflow.models.build import build_model
 from exitflow.models.torchvision_operators import with_operators
 
+pytestmark = pytest.mark.heavy
+
 BERT = {
     "vocab_size": 50,
     "hidden_size": 16,

@@ -24,6 +24,8 @@ from exitflow.runs.training import train
 from exitflow.runs.training_costs import TrainingCosts
 from tests.small import image_dataset, tiny_system
 
+pytestmark = pytest.mark.heavy
+
 DATA = image_dataset(96)
 
 

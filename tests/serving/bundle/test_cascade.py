@@ -111,6 +111,7 @@ def test_the_data_are_halved_for_thresholds_and_for_figures(place):
     assert bundle.manifest.nodes["device"].threshold is not None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("forward", ["auto", "feature", "input"])
 def test_served_by_a_tree_it_answers_as_the_evaluation_says(place, forward):
     bundle = load_bundle(place / "bundle")

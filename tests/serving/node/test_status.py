@@ -14,6 +14,7 @@ from tests.serving.inprocess import EAGER, FakeParent, ask, fake_parent, running
 from tests.serving.small import NUM_CLASSES
 
 
+@pytest.mark.heavy
 def test_a_status_comes_through_json_as_it_was(eager):
     async def scenario():
         async with (
@@ -32,6 +33,7 @@ def test_a_status_comes_through_json_as_it_was(eager):
     asyncio.run(scenario())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("answer", [{}, {"node": 3}, {"unheard": 1}])
 def test_a_status_that_is_none_is_one_sentence(eager, monkeypatch, answer):
     monkeypatch.setattr("exitflow.serving.ports.grpc_server.encode", lambda _: answer)
