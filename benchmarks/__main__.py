@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME...]`: all benchmarks, or those named."""
+"""`python -m benchmarks [NAME...]`: all benchmarks, or those named; `training` stands for all whose name begins so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from benchmarks import federation, flower_simulation, planning, scale, serving, 
 BENCHMARKS = {
     "planning": planning.main,
     "training-resnet": training.resnet,
+    "training-short-rounds": training.short_rounds,
     "training-digits": training.digits,
     "scale": scale.main,
     "simulation-digits": flower_simulation.digits,
@@ -19,8 +20,9 @@ BENCHMARKS = {
     "serving": serving.main,
 }
 
-names = sys.argv[1:] or list(BENCHMARKS)
-unknown = [name for name in names if name not in BENCHMARKS]
+chosen = {given: [name for name in BENCHMARKS if f"{name}-".startswith(f"{given}-")] for given in sys.argv[1:]}
+names = [name for found in chosen.values() for name in found] or list(BENCHMARKS)
+unknown = [given for given, found in chosen.items() if not found]
 if unknown:
     sys.exit(f"there is no benchmark {unknown[0]!r}; known are: {', '.join(BENCHMARKS)}")
 for name in names:

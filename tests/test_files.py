@@ -6,7 +6,7 @@ import pytest
 
 from exitflow.config import parse_toml, read_toml
 from exitflow.errors import ConfigError, one_line
-from exitflow.files import append_line, make_folder, read_file, write_atomically, write_secret
+from exitflow.files import append_line, make_folder, read_file, sync_files, write_atomically, write_secret
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
@@ -124,3 +124,21 @@ def test_an_error_is_one_line_of_bounded_length():
     assert text.startswith("training.seed: must be 0 or more, got 777")
     assert len(text) < 400
     assert len(one_line("many words " * 10**5)) < 1300
+
+
+def test_files_that_are_settled_together_are_waited_for_with_their_folders(tmp_path, monkeypatch):
+    waited = []
+    original = os.fsync
+
+    def fsync(descriptor):
+        waited.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    paths = [tmp_path / str(number) for number in range(3)]
+    for path in paths:
+        write_atomically(path, b"data", lasting=False)
+    assert waited == []
+    sync_files(paths)
+    assert sorted(waited) == sorted(map(str, [tmp_path, *paths]))
+    sync_files([])

@@ -11,7 +11,8 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,7 @@ from exitflow.errors import BusyError
 MiB = 2**20
 SMALL_FILE = 4 * MiB  # the most that is read of what a person has written, or what describes a single thing
 MEDIUM_FILE = 64 * MiB  # ... of what exitflow has written with an entry for each node
+MAX_SYNCING = 32  # files that are waited for at once
 LARGE_FILE = 2048 * MiB  # ... of data, weights and records
 
 
@@ -57,19 +59,22 @@ def _check_regular(found: os.stat_result, path: Path, limit: int) -> None:
         raise OSError(errno.EFBIG, problem, str(path))
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o666, lasting: bool = True) -> None:
     """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
 
-    The umask is taken from `mode`.
+    The umask is taken from `mode`. A file that is not `lasting` survives a kill of the process, but a crash of the
+    machine only once `sync_files` was called.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        if lasting:
+            sync_folder(path.parent)
     except OSError as error:  # a full disk does not say of which file, and the temporary one says nobody anything
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
@@ -93,6 +98,19 @@ def make_folder(path: Path) -> None:
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync_folder(path.parent)
+
+
+def sync_files(paths: Sequence[Path]) -> None:
+    """Wait until all these files are safely on disk: at once, which takes hardly longer than for one of them."""
+    if paths:
+        with ThreadPoolExecutor(min(len(paths), MAX_SYNCING)) as threads:
+            list(threads.map(_sync_file, paths))
+            list(threads.map(sync_folder, {path.parent for path in paths}))
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

@@ -86,11 +86,11 @@ def unpack(data: bytes) -> dict[str, Tensor]:
         raise ValueError(f"the tensors cannot be read: {error}") from None
 
 
-def save_tensors(path: Path, tensors: Tensors, description: str = "") -> None:
-    """A safetensors file with a description and a digest of all that it holds, written atomically."""
+def save_tensors(path: Path, tensors: Tensors, description: str = "", *, lasting: bool = True) -> None:
+    """A safetensors file with a description and a digest of all that it holds, written by `write_atomically`."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = f"{_digest(contiguous, description)} {description}"  # in one value: several would be in random order
-    write_atomically(path, save(contiguous, {DESCRIPTION: described}))
+    write_atomically(path, save(contiguous, {DESCRIPTION: described}), lasting=lasting)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], str]:

@@ -382,3 +382,19 @@ def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path):
     (tmp_path / "run" / "run-id").write_text("abc")
     with pytest.raises(RunError, match="was begun in a federation, whose nodes have the data; go on with --superlink"):
         resume(tmp_path / "run", dataset=DATA)
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes"])
+def test_what_nodes_keep_is_safely_on_disk_before_the_checkpoint_of_its_round(tmp_path, monkeypatch, backend):
+    events = []
+    monkeypatch.setattr("exitflow.federated.node_state.sync_files", events.append)
+    original = Run.save_checkpoint
+    monkeypatch.setattr(Run, "save_checkpoint", lambda run, state: events.append(state.round) or original(run, state))
+    system = tiny_system("training.optimiser.momentum_between_rounds=keep", "training.rounds=2")
+    run = train(system, tmp_path / "run", backend=backend, dataset=DATA)
+    nodes = {node.name: node.exit for node in system.topology.nodes}
+
+    def files(round):
+        return {run.path / "nodes" / node / f"exit-{exit}" / f"{round}.safetensors" for node, exit in nodes.items()}
+
+    assert [event if isinstance(event, int) else set(event) for event in events] == [files(1), 1, files(2), 2]

@@ -6,21 +6,26 @@ a run that is killed in the middle of a round, and repeats it, finds the state w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from exitflow.federated.types import Task
-from exitflow.files import make_folder
+from exitflow.files import make_folder, sync_files
 from exitflow.tensors import Tensors, load_tensors, save_tensors
 
 
 class NodeStates:
-    """The states of any number of nodes, below one folder."""
+    """The states of any number of nodes, below one folder.
 
-    def __init__(self, folder: Path) -> None:
+    Waiting for the disk takes longer than many a task. Where somebody calls `settle` at the end of every round, the
+    states of the round are waited for together; else each is when it is saved.
+    """
+
+    def __init__(self, folder: Path, *, settled_together: bool = False) -> None:
         self.folder = folder
+        self._settled_together = settled_together
 
     def load(self, task: Task) -> dict[str, Tensor]:
         """The newest state from before the task's round; {} where there is none."""
@@ -45,9 +50,15 @@ class NodeStates:
         """Keep the state after the task, and the newest from before it."""
         folder = self._folder_of(task.node, task.deepest)
         make_folder(folder)
-        save_tensors(folder / f"{task.round}.safetensors", state)
+        save_tensors(folder / f"{task.round}.safetensors", state, lasting=not self._settled_together)
         for path in self._earlier(task)[:-1]:
             path.unlink(missing_ok=True)
+
+    def settle(self, tasks: Iterable[Task]) -> None:
+        """Wait until the states after these tasks are safely on disk; a task that failed has left none."""
+        files = [self._folder_of(task.node, task.deepest) / f"{task.round}.safetensors" for task in tasks]
+        if self._settled_together:
+            sync_files([file for file in files if file.is_file()])
 
     def _earlier(self, task: Task) -> list[Path]:
         """The states from before the task's round, the newest last."""

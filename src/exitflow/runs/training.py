@@ -224,6 +224,7 @@ class Training:
         self._multiply_adds = functools.cache(assembly.multiply_adds)
         self._drawn: Counter[str] = Counter()  # node -> rounds in which it was asked, for the privacy loss ...
         self._counted_rounds = 0  # ... of so many rounds
+        self._settled: tuple[NodeStates, ...] = ()  # what nodes keep, which is waited for at the end of a round
         self._kept: tuple[NodeStates, ...] = ()  # what must be there of nodes that have trained
 
     def run_at(self, backend_name: str, place: Place, observer: Observer | None, *, lost_states: bool = False) -> Run:
@@ -232,7 +233,10 @@ class Training:
         What nodes keep between rounds must then be in the run directory, unless `lost_states` are accepted; but a
         cluster of other machines has it there.
         """
-        trainer = self._assembly.trainer(self._run.states_folder, device=self._device)
+        here = backend_name in ("serial", "processes")  # whose files are this process's to settle
+        folder = self._run.states_folder
+        trainer = self._assembly.trainer(folder, device=self._device, settled_together=here)
+        self._settled = tuple(states for states in (trainer.states, trainer.residuals) if states and here)
         if not lost_states and place.address is None:
             self._kept = tuple(states for states in (trainer.states, trainer.residuals) if states)
         return self.run(lambda state: open_backend(backend_name, trainer, state, place=place), observer)
@@ -272,6 +276,8 @@ class Training:
         for state, report in run_rounds(plan, state, backend, options):
             watch.see(report)
             record = self._record(state, report)
+            for states in self._settled:
+                states.settle(report.tasks)
             self._run.append(record)
             self._run.save_checkpoint(state)
             self._log(record)

@@ -165,16 +165,25 @@ class Assembly:
         return ServerState(0, params, {name: buffer.clone() for name, buffer in trained_buffers(self.model).items()})
 
     def trainer(
-        self, state_folder: Path, *, device: str = "cpu", num_steps: int | None = None, only: str | None = None
+        self,
+        state_folder: Path,
+        *,
+        device: str = "cpu",
+        num_steps: int | None = None,
+        only: str | None = None,
+        settled_together: bool = False,
     ) -> LocalTrainer:
-        """What the nodes do. With `only`, all of the data are that node's; else each has its part of the partition."""
+        """What the nodes do. With `only`, all of the data are that node's; else each has its part of the partition.
+
+        What nodes keep between rounds is `settled_together` where somebody settles it after every round.
+        """
         spec, data = self.system.training, self.system.data
         if only:
             indices = {only: torch.arange(len(self.dataset.train))}
         else:
             indices = {node: torch.from_numpy(rows) for node, rows in self.held.items()}
         compression = Compression.of(self.system.federation)
-        residuals = NodeStates(state_folder.with_name("residuals"))
+        residuals = NodeStates(state_folder.with_name("residuals"), settled_together=settled_together)
         num_steps = num_steps or self.num_steps
         preparation = self.dataset.preparation if data.crop else replace(self.dataset.preparation, crop_padding=0)
         augments = data.augment and spec.tune != "heads" and bool(preparation.crop_padding or preparation.flip)
@@ -184,7 +193,7 @@ class Assembly:
             spec,
             num_steps,
             make_schedule(spec, num_steps),
-            NodeStates(state_folder) if spec.keeps_momentum else None,
+            NodeStates(state_folder, settled_together=settled_together) if spec.keeps_momentum else None,
             device,
             compression=compression,
             residuals=residuals if compression and compression.remembers else None,
