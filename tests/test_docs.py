@@ -56,13 +56,13 @@ def test_the_tutorial_goes_from_an_empty_folder_to_an_answer(tmp_path):
     assert re.search(r"answered with exit [123]: \w+; it is a", said["python ask.py ADDRESS"])
 
 
-@pytest.mark.heavy
 def test_every_page_is_short_enough_to_be_read():
     lengths = {page.relative_to(ROOT): page.read_text().count("\n") for page in (ROOT / "docs").rglob("*.md")}
     assert not {str(page): length for page, length in lengths.items() if length > 250}
     assert lengths[Path("docs/results.md")] <= 120
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("default")
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [BIN / "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
