@@ -275,7 +275,9 @@ def test_lost_states_and_another_system_are_gone_on_with_where_that_is_accepted(
 
 
 def test_what_may_be_accepted_is_one_of_two_things(tmp_path):
-    with pytest.raises(ConfigError, match="accept: there is nothing called 'spec' to accept; known are: edited-spec"):
+    with pytest.raises(
+        ConfigError, match="accept: there is nothing called 'spec' to accept; did you mean 'edited-spec'"
+    ):
         resume(unfinished(tmp_path / "run").path, dataset=DATA, accept=["spec"])
 
 

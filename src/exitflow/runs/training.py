@@ -200,15 +200,15 @@ def resume_or_train(system: System, path: Path, **execution: Any) -> Run:
 
 def _measured_gradients(run: Run, shape: tuple[int, ...]) -> GradientTable | None:
     """What an earlier part of this run measured."""
-    known = run.profile.gradients
+    known = run.profile
     try:
-        table = None if known is None else GradientTable.from_json(known)
-        if table is None or table.variance.shape == shape:
+        table = None if known.gradients is None else GradientTable.from_json(known.gradients)
+        if known.num_steps is not None and (table is None or table.variance.shape == shape):
             return table
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    problem = "is damaged, or was not written by exitflow: its gradients are not those of these nodes and exits"
-    raise RunError(f"{run.path / PROFILE}: {problem}; delete it, and they will be measured again")
+    problem = "is damaged, or was not written by exitflow: it does not say what was measured of these nodes and exits"
+    raise RunError(f"{run.path / PROFILE}: {problem}; delete it, and that will be measured again")
 
 
 class Training:
