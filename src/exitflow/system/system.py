@@ -22,7 +22,6 @@ from exitflow.config import (
     assign,
     check_keys,
     decode,
-    decode_list,
     encode,
     located,
     parse_changes,
@@ -48,7 +47,7 @@ from exitflow.parts import is_own
 from exitflow.system.older import modernised, refuse_older_keys
 from exitflow.system.presets import preset
 from exitflow.topology.doubts import doubts
-from exitflow.topology.graph import Node, Tier, Topology, expand_tiers
+from exitflow.topology.graph import Topology, decode_topology
 from exitflow.topology.rates import check_requests_arrive
 from exitflow.topology.settings import with_setting
 
@@ -155,11 +154,9 @@ def decode_system(table: Mapping[str, Any], overrides: Changes = (), *, default_
     name = changed.get("name", default_name)
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= MAX_NAME:
         raise ConfigError(f"expected a name of 1 to {MAX_NAME} printable characters, got {name!r}", key="name")
-    tiers = decode_list(Tier, changed.get("tiers", []), "tiers")
-    nodes = decode_list(Node, changed.get("nodes", []), "nodes")
     return System(
         name,
-        Topology((*expand_tiers(tiers), *nodes)),
+        decode_topology(changed),
         located("model", decode_model, changed.get("model", {})),
         located("data", decode, DataSpec, changed.get("data", {})),
         located("training", _decode_training, changed.get("training", {})),

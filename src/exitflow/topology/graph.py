@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
-from exitflow.config import require, require_rate
+from exitflow.config import decode_list, require, require_rate
 from exitflow.errors import ConfigError, suggestion
 
 MAX_COUNT = 1_000_000  # nodes: a slip of the finger must not fill the memory ...
@@ -154,6 +155,13 @@ class Topology:
     def with_exit(self, exit: int) -> tuple[Node, ...]:
         """N_e: the nodes that answer with this exit."""
         return tuple(node for node in self.nodes if node.exit == exit)
+
+
+def decode_topology(table: Mapping[str, Any]) -> Topology:
+    """The tiers and nodes of a parsed system file."""
+    tiers = decode_list(Tier, table.get("tiers", []), "tiers")
+    nodes = decode_list(Node, table.get("nodes", []), "nodes")
+    return Topology((*expand_tiers(tiers), *nodes))
 
 
 def expand_tiers(tiers: Iterable[Tier]) -> tuple[Node, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exitflow.config import decode, decode_list, encode, parse_json, parse_toml, require
+from exitflow.config import decode, encode, parse_json, parse_toml, require
 from exitflow.errors import BundleError, ConfigError, suggestion
 from exitflow.evaluation.blending import Blend
 from exitflow.evaluation.calibration import NodeCalibration
@@ -31,7 +31,7 @@ from exitflow.files import LARGE_FILE, MEDIUM_FILE, read_file, write_atomically
 from exitflow.npz import open_npz
 from exitflow.routing import GAIN, NUM_FEATURES, RANKINGS
 from exitflow.serving.wire.codecs import CODECS
-from exitflow.topology.graph import Node, Topology
+from exitflow.topology.graph import Node, Topology, decode_topology
 from exitflow.topology.rates import ServingPlan, serving_plan
 
 FORMAT = 2
@@ -261,7 +261,7 @@ def _decode_manifest(path: Path, text: bytes) -> Manifest:
 
 def _decode_topology(path: Path, text: bytes) -> Topology:
     try:
-        return Topology(tuple(decode_list(Node, parse_toml(text.decode()).get("nodes", []), "nodes")))
+        return decode_topology(parse_toml(text.decode()))
     except UnicodeDecodeError:
         raise BundleError(f"{path}: is not a text file in UTF-8") from None
     except ConfigError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from exitflow.addresses import parse_address
-from exitflow.config import decode_list, parse_toml
+from exitflow.config import parse_toml
 from exitflow.errors import ConfigError, ServingError
 from exitflow.planning.arrivals import load_trace
 from exitflow.planning.rehearsal import rehearsal
@@ -23,7 +23,7 @@ from exitflow.serving.traffic.cluster import LocalCluster, running_tree
 from exitflow.serving.traffic.load import LoadGenerator, LoadPlan, Watcher, scaled, statuses
 from exitflow.serving.traffic.load_report import LoadReport, report
 from exitflow.serving.wire.security import Security
-from exitflow.topology.graph import Node, Topology
+from exitflow.topology.graph import Topology, decode_topology
 from exitflow.topology.rates import serving_plan
 
 Show = Callable[[str, Sequence[str], Sequence[Sequence[str]]], None]  # title, columns, rows
@@ -162,7 +162,7 @@ def _of_addresses(options: LoadOptions, security: Security) -> _Target:
     first = options.targets[:1]
     (system,) = asyncio.run(ask_each(first, security, NodeClient.system))
     (samples,) = asyncio.run(ask_each(first, security, NodeClient.samples))
-    topology = Topology(tuple(decode_list(Node, parse_toml(system.decode())["nodes"], "nodes")))
+    topology = decode_topology(parse_toml(system.decode()))
     addresses = {status.node: address for status, address in zip(found, options.targets, strict=True)}
     return _Target(addresses, topology, Samples.from_bytes(samples), found[0])
 

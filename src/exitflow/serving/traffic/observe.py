@@ -9,11 +9,12 @@ from typing import Any
 
 import tomli_w
 
-from exitflow.config import parse_toml
+from exitflow.config import encode, parse_toml
 from exitflow.errors import ServingError
 from exitflow.serving.node.status import NodeStatus
 from exitflow.serving.traffic.client import NodeClient, ask_each
 from exitflow.serving.wire.security import Security
+from exitflow.topology.graph import Node, decode_topology
 
 LEAST_SECONDS = 1.0
 
@@ -44,13 +45,17 @@ async def observe(addresses: Sequence[str], security: Security, *, window: float
     rates = {after.node: _rates(before, after) for before, after in zip(first, last, strict=True)}
     (text,) = await ask_each(addresses[:1], security, NodeClient.system)
     system = parse_toml(text.decode())
-    for node in system["nodes"]:
-        if node["name"] in rates:
-            node["arrival_rate"] = round(rates[node["name"]]["arrived"], 6)
-    if not any(node.get("arrival_rate", 0) > 0 for node in system["nodes"]):
+    planned = decode_topology(system).nodes
+    nodes = [replace(node, arrival_rate=_observed(node, rates)) for node in planned]
+    if not any(node.arrival_rate > 0 for node in nodes):
         raise ServingError("no requests have arrived yet, so there is nothing to plan for")
-    unseen = tuple(node["name"] for node in system["nodes"] if node["name"] not in rates)
-    return Observed(system, rates, unseen)
+    unseen = tuple(node.name for node in nodes if node.name not in rates)
+    return Observed({**system, "nodes": list(map(encode, nodes))}, rates, unseen)
+
+
+def _observed(node: Node, rates: Mapping[str, Mapping[str, Any]]) -> float:
+    """What arrives at a node: as it was seen, or as it was planned where the node was not asked."""
+    return round(float(rates[node.name]["arrived"]), 6) if node.name in rates else node.arrival_rate
 
 
 def _fresh(status: NodeStatus) -> NodeStatus:
