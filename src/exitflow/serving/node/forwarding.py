@@ -15,7 +15,8 @@ from exitflow.routing.decisions import Router
 from exitflow.serving.bundle.bundle import MAX_MESSAGE
 from exitflow.serving.node.counts import NodeCounts
 from exitflow.serving.node.jobs import Asked, Computed, Question
-from exitflow.serving.node.links import LinkError, ParentLink
+from exitflow.serving.node.link_errors import LinkError
+from exitflow.serving.node.links import ParentLink
 from exitflow.serving.node.node_settings import ServingSpec
 from exitflow.serving.wire.answers import FEATURES, INPUT, LOGITS, Answers, BadAnswerError
 from exitflow.serving.wire.codecs import encode

@@ -21,6 +21,8 @@ from exitflow.routing.clock import Clock, sleep
 from exitflow.routing.link_state import IDLE_PAUSE, LinkState
 from exitflow.serving.bundle.bundle import MAX_MESSAGE
 from exitflow.serving.node.counts import Histogram
+from exitflow.serving.node.link_errors import LinkError, link_error
+from exitflow.serving.node.link_stream import LinkStream, NoStreamError
 from exitflow.serving.wire.certificate_files import host_of_node
 from exitflow.serving.wire.messages import MESSAGES, SERVICE, ModelInferResponse
 from exitflow.serving.wire.security import Security
@@ -28,6 +30,7 @@ from exitflow.serving.wire.security import Security
 log = logging.getLogger("exitflow.serving")
 
 PROBE_TIMEOUT = 1.0
+STREAM_AGE = 20.0  # seconds after which a new stream is taken: the parent bounds how long one may last
 RENEWAL_GRACE = 30.0  # seconds for what is under way when a link connects anew
 
 CHANNEL_OPTIONS = [
@@ -51,24 +54,6 @@ def open_channel(address: str, security: Security, *, node: str | None = None) -
         name = [("grpc.ssl_target_name_override", host_of_node(node))] if node else []
         return grpc.aio.secure_channel(address, credentials, options=[*CHANNEL_OPTIONS, *name])
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-
-class LinkError(Exception):
-    """A forward was not answered."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason  # unreachable, timeout, deadline, overloaded, version, invalid, refused, nonsense, failed
-
-
-_REASONS = {
-    grpc.StatusCode.UNAVAILABLE: "unreachable",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "overloaded",
-    grpc.StatusCode.FAILED_PRECONDITION: "version",
-    grpc.StatusCode.CANCELLED: "unreachable",
-    grpc.StatusCode.INVALID_ARGUMENT: "invalid",
-}
 
 
 # By these the parent has answered; after the others nobody knows whether it has received anything.
@@ -100,6 +85,8 @@ class ParentLink:
         self._answered = clock.now()  # when something last came from the parent
         self._expects = ("", "")
         self._security, self._metadata = security, security.metadata
+        self._stream: LinkStream | None = None
+        self._streams = True  # whether the parent knows them
         self._closing: set[asyncio.Task[None]] = set()
 
     def connect(self) -> None:
@@ -108,6 +95,7 @@ class ParentLink:
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     def _open(self) -> None:
+        self._retire_stream()
         self._channel = open_channel(self.address, self._security, node=self.name)
         self._infer = self._channel.unary_unary(
             f"/{SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None
@@ -150,11 +138,11 @@ class ParentLink:
             if self._half_trip:
                 await sleep(self._clock, self._half_trip)
             left = max(timeout - 2 * self._half_trip, 0.001)
-            raw = await self._infer(data, timeout=left, metadata=self._metadata)
+            raw = await self._ask(data, left)
             if self._half_trip:
                 await sleep(self._clock, self._half_trip)
         except grpc.aio.AioRpcError as error:
-            raise _link_error(error) from None
+            raise link_error(error) from None
         self._answered = self._clock.now()
         self.counts.seconds.add(self._answered - started)
         self.counts.bytes_received += len(raw)
@@ -162,6 +150,28 @@ class ParentLink:
             return ModelInferResponse.FromString(raw)
         except DecodeError:
             raise LinkError("nonsense", "its answer is no ModelInferResponse") from None
+
+    async def _ask(self, data: bytes, timeout: float) -> bytes:
+        if self._streams:
+            try:
+                return await self._current_stream().ask(data, timeout)
+            except NoStreamError:
+                self._streams, self._stream = False, None
+        answer: bytes = await self._infer(data, timeout=timeout, metadata=self._metadata)
+        return answer
+
+    def _current_stream(self) -> LinkStream:
+        now = self._clock.now()
+        if self._stream is None or self._stream.ended or now - self._stream.opened > STREAM_AGE:
+            self._retire_stream()
+            self._stream = LinkStream(self._channel, self._metadata, now)
+        return self._stream
+
+    def _retire_stream(self) -> None:
+        """What is under way on it ends, and so does it then."""
+        if self._stream:
+            self._stream.finish()
+            self._stream = None
 
     def failed(self, failure: LinkError, samples: int) -> None:
         """Count it, and cut the link if it was one too many."""
@@ -180,6 +190,8 @@ class ParentLink:
         """Ask the parent from time to time, where no answers say that it is there."""
         while True:
             await sleep(self._clock, self.state.next_pause())
+            if self._stream and self._stream.idle and self._clock.now() - self._stream.opened > STREAM_AGE:
+                self._retire_stream()
             if self.state.open and self._clock.now() - self._answered < IDLE_PAUSE:
                 continue
             try:
@@ -202,7 +214,7 @@ class ParentLink:
         try:
             reply = await self._ready(question, timeout=PROBE_TIMEOUT, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise _link_error(error) from None
+            raise link_error(error) from None
         self.state.in_air.answered(turn)
         if reply is None:  # it cannot be read
             raise LinkError("nonsense", "its readiness cannot be read")
@@ -212,10 +224,9 @@ class ParentLink:
     async def close(self) -> None:
         """End the watch and the channel."""
         self._watching.cancel()
+        if self._stream:
+            self._stream.cancel()
+            self._stream = None  # as long as anybody holds a call, gRPC holds its connection
         for closing in self._closing:
             closing.cancel()
         await self._channel.close()
-
-
-def _link_error(error: grpc.aio.AioRpcError) -> LinkError:
-    return LinkError(_REASONS.get(error.code(), "refused"), error.details() or error.code().name)

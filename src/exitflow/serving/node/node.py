@@ -91,7 +91,8 @@ class Node:
         self.router = Router(name, rules, self._control(bundle), states, bundle.manifest.nodes[name].cut)
         self._expect(bundle)
         self.in_flight = 0
-        self.draining = False
+        self.draining = False  # it says that it is not ready
+        self.stopping = False  # no more requests come over the streams of children
         self._reloading = Lock()
         self._forwarder = None
         if parents:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +24,17 @@ from exitflow.serving.ports.description import model_config, model_metadata, ser
 from exitflow.serving.ports.gate import MAX_WAITING, Gate
 from exitflow.serving.ports.introspection import enable_reflection, health_handlers
 from exitflow.serving.ports.limits import max_connections
-from exitflow.serving.ports.refusals import as_refusal
+from exitflow.serving.ports.refusals import Reason, RefusedError, as_refusal
 from exitflow.serving.ports.requests import FROM, UnknownModelError, check_model, understand_message
 from exitflow.serving.wire.addresses import bound_socket
 from exitflow.serving.wire.answers import BadRequestError
+from exitflow.serving.wire.frames import frame, frames
 from exitflow.serving.wire.messages import MESSAGES, METHODS, SERVICE, ModelInferRequest
 
 OWN_SERVICE = "exitflow.Node"
 MAX_PENDING = 16_384  # calls that gRPC holds for us; beyond its own limits it cancels them, at random and uncounted
 
+LOOK_SECONDS = 0.2  # between looks whether the node stops
 HANDSHAKE_MS = 5_000
 KEEPALIVE_MS = 30_000
 IDLE_MS = 60_000
@@ -60,13 +62,64 @@ class InferenceService:
 
     async def infer(self, data: bytes, context: Context) -> Any:
         """Answer a call of ModelInfer with what the node says."""
+        try:
+            return await self._answer(data, context, context.time_remaining())
+        except RefusedError as refusal:
+            await context.abort(refusal.reason.code, str(refusal))
+
+    async def link(self, messages: Any, context: Context) -> AsyncIterator[bytes]:
+        """Answer the requests of a child, as they come, each when it is ready; see `wire.frames`."""
+        if not self._callers.for_nodes:
+            await context.abort(Reason.DENIED.code, "only nodes have links, and this port is for clients")
+        answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        reading = asyncio.create_task(self._read_link(messages, context, answers))
+        stopping = asyncio.create_task(self._end_when_stopping(reading))
+        try:
+            while (answer := await answers.get()) is not None:
+                together = [answer]
+                while not answers.empty() and (more := answers.get_nowait()) is not None:
+                    together.append(more)
+                yield b"".join(together)
+        finally:
+            reading.cancel()
+            stopping.cancel()
+
+    async def _read_link(self, messages: Any, context: Context, answers: asyncio.Queue[bytes | None]) -> None:
+        under_way: set[asyncio.Task[None]] = set()
+        try:
+            async for message in messages:
+                for number, seconds, data in frames(message):
+                    task = asyncio.create_task(self._answer_frame(number, seconds, data, context, answers))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
+        except ValueError as error:
+            as_refusal(BadRequestError(str(error)), self._node, peer=context.peer())
+        finally:
+            while under_way:
+                await asyncio.wait(under_way)
+            answers.put_nowait(None)
+
+    async def _answer_frame(
+        self, number: int, seconds: float, data: bytes, context: Context, answers: asyncio.Queue[bytes | None]
+    ) -> None:
+        try:
+            answers.put_nowait(frame(number, 0, await self._answer(data, context, seconds)))
+        except RefusedError as refusal:
+            answers.put_nowait(frame(number, refusal.reason.code.value[0], str(refusal).encode()))
+
+    async def _end_when_stopping(self, reading: asyncio.Task[None]) -> None:
+        while not self._node.stopping:
+            await asyncio.sleep(LOOK_SECONDS)
+        reading.cancel()
+
+    async def _answer(self, data: bytes, context: Context, remaining: float | None) -> bytes:
+        """The answer to a request whose caller has `remaining` seconds; or a RefusedError."""
         node = self._node
         request = ModelInferRequest()
         try:
             _parse(request, data)
             wanted = understand_message(node, request, may_forward=self._callers.for_nodes)
             self._callers.check_request(wanted, context)
-            remaining = context.time_remaining()
             timeout = wanted.timeout if remaining is None else min(wanted.timeout, remaining)
             answers = await node.infer(
                 wanted.loaded,
@@ -77,10 +130,9 @@ class InferenceService:
                 child=wanted.child,
             )
         except Exception as error:
-            refusal = as_refusal(
+            raise as_refusal(
                 error, node, forwarded=FROM in request.parameters, request=request.id, peer=context.peer()
-            )
-            await context.abort(refusal.reason.code, str(refusal))
+            ) from None
         bundle = wanted.loaded.bundle
         return answers.to_bytes(bundle.manifest.name, bundle.version, request.id, wanted.outputs)
 
@@ -125,6 +177,7 @@ class InferenceService:
             )
             for name, call in calls.items()
         }
+        handlers["Link"] = grpc.stream_stream_rpc_method_handler(self.link)
         return grpc.method_handlers_generic_handler(OWN_SERVICE, handlers)
 
     def _guarded(

@@ -99,6 +99,7 @@ async def _serve(options: ServeOptions) -> None:
             told.clear()
             with contextlib.suppress(TimeoutError):  # who says it twice means now
                 await asyncio.wait_for(told.wait(), options.drain)
+        node.stopping = True
         log.info("node %s stops", node.name)
 
 
