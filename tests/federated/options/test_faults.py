@@ -1,6 +1,7 @@
 """Updates that do not come: strict, skip and reweight."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,7 +153,11 @@ def test_arrival_is_estimated_from_earlier_rounds_only():
 
 
 def test_attendance_is_read_back_from_records():
-    records = [{"round": 1, "attendance": {"a": True}}, {"round": 2, "attendance": {"a": False}, "missing": {"a": "x"}}]
+    nobody = {"missing": {}, "dropped": []}
+    records = [
+        SimpleNamespace(round=1, attendance={"a": True}, **nobody),
+        SimpleNamespace(round=2, attendance={"a": False}, **(nobody | {"missing": {"a": "x"}})),
+    ]
     attendance = Attendance.of(records)
     assert attendance.probability("a") == 2 / 3
     attendance.add_trained([task_of(1, "a", 1, 1.0, 0), task_of(2, "a", 1, 1.0, 0)])
