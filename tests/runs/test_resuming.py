@@ -347,9 +347,9 @@ def test_a_worker_that_dies_loses_no_finished_round(tmp_path):
     original = ProcessesBackend.run
 
     def run(self, state, tasks):
-        workers[:] = self._workers
+        workers[:] = self.workers
         if state.round == 3:
-            os.kill(self._workers[0].process.pid, signal.SIGKILL)
+            os.kill(self.workers[0].process.pid, signal.SIGKILL)
         return original(self, state, tasks)
 
     with pytest.MonkeyPatch.context() as patch:
