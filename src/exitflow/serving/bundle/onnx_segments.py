@@ -77,7 +77,10 @@ def _segment(whole: onnx.ModelProto, exit: int, *, last: bool) -> onnx.ModelProt
     wanted = {f"features_{exit}": "features"} if not last else {}
     wanted[f"logits_{exit}"] = "logits"
     segment = Extractor(whole).extract_model([given], list(wanted))
-    _rename(segment.graph, {given: "carry"} | wanted)
+    batch_of_another = {
+        name: "carry" for node in segment.graph.node for name in node.input if name.startswith("carry_")
+    }
+    _rename(segment.graph, batch_of_another | {given: "carry"} | wanted)  # the size of a batch may be asked of any
     return segment
 
 
