@@ -79,7 +79,7 @@ def test_without_its_data_the_example_says_what_to_install(monkeypatch):
     import speakers
 
     monkeypatch.setattr(speakers, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"needs sktime, .*: pip install 'exitflow\[examples\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs sktime, .*: pip install (-e '\.|'exitflow)\[examples\]'"):
         speakers.load()
 
 
