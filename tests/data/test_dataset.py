@@ -1,10 +1,12 @@
 import math
+import re
 
+import numpy as np
 import pytest
 import torch
 
 from exitflow.data.dataset import Dataset, Preparation, Split
-from exitflow.errors import DataError
+from exitflow.errors import DataError, ExitflowError
 
 
 def test_preparation_normalises_each_channel():
@@ -99,6 +101,27 @@ def test_a_data_set_of_infinite_inputs_is_refused(value, dtype, sentence):
     inputs[1, 0, 3, 4] = value
     with pytest.raises(DataError, match=f"data set 'mine', validation: {sentence}"):
         Dataset("mine", good, Split(inputs, good.labels), good, 3, Preparation((0.0,), (1.0,)))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_classes": 2**62}, "num_classes: must be from 2 to 1,000,000, got 4611686018427387904"),
+        ({"num_classes": "3"}, "num_classes: must be from 2 to 1,000,000, got '3'"),
+        ({"num_classes": 1}, "num_classes: must be from 2 to 1,000,000, got 1"),
+        ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2))}, "labels must be one row of whole numbers"),
+        ({"train": Split(torch.zeros(2, 1, 8, 8), torch.zeros(2, 1, dtype=torch.int64))}, "of shape (2, 1)"),
+        ({"test": Split(np.zeros((2, 1, 8, 8)), torch.tensor([0, 2]))}, "expected a Split of two tensors"),
+        ({"test": Split(torch.zeros(2, 1, 8, 8), np.zeros(2, int))}, "expected a Split of two tensors"),
+        ({"test": (torch.zeros(2, 1, 8, 8), torch.tensor([0, 2]))}, "expected a Split of two tensors"),
+        ({"preparation": Preparation((0.0,), (1.0,), crop_padding=2**63 - 1)}, "images of (8, 8) cannot be shifted by"),
+    ],
+)
+def test_a_data_set_of_what_does_not_fit_is_refused(change, sentence):
+    good = Split(torch.zeros(2, 1, 8, 8), torch.tensor([0, 2]))
+    parts = {"train": good, "validation": good, "test": good, "num_classes": 3}
+    with pytest.raises(ExitflowError, match=re.escape(sentence)):
+        Dataset("mine", **(parts | {"preparation": Preparation((0.0,), (1.0,))} | change))
 
 
 def test_a_preparation_needs_a_mean_for_each_channel():

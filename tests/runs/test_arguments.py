@@ -28,6 +28,13 @@ WRONG = {
     "device as number": (lambda: train(SYSTEM, NOWHERE, dataset=DATA, device=3.5), "device: PyTorch cannot"),
     "system as text": (lambda: train("paper-7", NOWHERE, dataset=DATA), "system: expected a System, such as load_sys"),
     "no path": (lambda: train(SYSTEM, None, dataset=DATA), "run: expected the path of a run directory, got None"),
+    "path with a NUL": (lambda: train(SYSTEM, "a\0b", dataset=DATA), "run: expected the path of a run directory"),
+    "start": (
+        lambda: train(SYSTEM, NOWHERE, dataset=DATA, start=5),
+        "run: expected the path of a run directory, got 5",
+    ),
+    "one callback": (lambda: train(SYSTEM, NOWHERE, dataset=DATA, callbacks=print), "callbacks: expected a list of"),
+    "callback": (lambda: train(SYSTEM, NOWHERE, dataset=DATA, callbacks=[3]), "or of their names, got [3]"),
     "dataset as text": (lambda: train(SYSTEM, NOWHERE, dataset="cifar10"), "dataset: expected a Dataset, or None"),
     "observer": (lambda: train(SYSTEM, NOWHERE, dataset=DATA, observer=3), "observer: expected a function, got 3"),
     "resume": (lambda: resume(3), "run: expected the path of a run directory, got 3"),

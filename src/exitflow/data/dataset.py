@@ -6,6 +6,7 @@ moment it is used, in a few vectorised steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,6 +18,7 @@ from exitflow.config import require
 from exitflow.errors import DataError
 
 LARGEST_FLOAT = torch.finfo(torch.float32).max  # networks compute with 32-bit floats
+MAX_CLASSES = 1_000_000
 EXAMPLES = 16  # inputs that are looked at, where it would take time to look at all
 SMALLEST_FLOAT = torch.finfo(torch.float32).tiny  # above 0, with all its digits
 
@@ -125,9 +127,11 @@ class Dataset:
     partial: bool = False  # a machine of a federation may have only some of the parts; the others are empty
 
     def __post_init__(self) -> None:
+        check_classes(self.num_classes)
         for part in ("train", "validation", "test"):
             split: Split = getattr(self, part)
             where = f"data set {self.name!r}, {part}"
+            _check_types(where, split)
             if not len(split) and self.partial:
                 continue
             if not len(split) or len(split.inputs) != len(split):
@@ -135,6 +139,7 @@ class Dataset:
             low, high = int(split.labels.min()), int(split.labels.max())
             if low < 0 or high >= self.num_classes:
                 raise DataError(f"{where}: labels must be from 0 to {self.num_classes - 1}, got {low} to {high}")
+            check_augmentation(where, split.inputs.shape, self.preparation)
             _check_inputs(where, split.inputs, self.preparation)
 
     @property
@@ -160,6 +165,31 @@ class Dataset:
             advice = f"data of your own need the file {part}.npz"
             raise DataError(f"data set {self.name!r}: {why} needs {part} data, and there are none; {advice}")
         return split
+
+
+def check_classes(count: Any) -> None:
+    """Two classes or more, and no absurd number of them."""
+    possible = type(count) is int and 2 <= count <= MAX_CLASSES
+    require(possible, "num_classes", f"must be from 2 to {MAX_CLASSES:,}, got {count!r}")
+
+
+def check_augmentation(where: str, shape: Sequence[int], preparation: Preparation) -> None:
+    """Refuse to shift or mirror what is no image, and to shift images by more than they are wide or high."""
+    padding = preparation.crop_padding
+    if len(shape) != 4 and (padding or preparation.flip):
+        raise DataError(f"{where}: only images can be shifted or mirrored, inputs have the shape {tuple(shape)}")
+    if padding > min(shape[2:], default=0):
+        raise DataError(f"{where}: images of {tuple(shape[2:])} cannot be shifted by crop_padding = {padding} pixels")
+
+
+def _check_types(where: str, split: Any) -> None:
+    """Refuse what is no tensor, such as arrays of NumPy, and labels that are no whole numbers."""
+    known = isinstance(split, Split) and isinstance(split.inputs, Tensor | LazyInputs)
+    if not known or not isinstance(split.labels, Tensor):
+        raise DataError(f"{where}: expected a Split of two tensors; torch.as_tensor makes them of arrays")
+    if split.labels.ndim != 1 or split.labels.dtype != torch.int64:
+        problem = f"got {split.labels.dtype} of shape {tuple(split.labels.shape)}"
+        raise DataError(f"{where}: labels must be one row of whole numbers (torch.int64), {problem}")
 
 
 def _check_inputs(where: str, inputs: Tensor | LazyInputs, preparation: Preparation) -> None:

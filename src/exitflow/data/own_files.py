@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from exitflow.config import decode, read_toml, require
-from exitflow.data.dataset import LARGEST_FLOAT, Dataset, Preparation, Split
+from exitflow.data.dataset import LARGEST_FLOAT, Dataset, Preparation, Split, check_augmentation, check_classes
 from exitflow.data.own_samples import images_of, read_folder, read_table, tokens_of
 from exitflow.errors import ConfigError, DataError
 from exitflow.files import open_regular
@@ -36,7 +36,6 @@ from exitflow.npz import MAX_BYTES, Header, open_npz
 
 DESCRIPTION = "dataset.toml"
 PARTS = ("train", "validation", "test")
-MAX_CLASSES = 1_000_000
 MAX_SIZE = 8192  # pixels of an image's side, and tokens of a text
 
 
@@ -57,8 +56,7 @@ class Description:
     label_column: str = "label"
 
     def __post_init__(self) -> None:
-        possible = 2 <= self.num_classes <= MAX_CLASSES
-        require(possible, "num_classes", f"must be from 2 to {MAX_CLASSES:,}, got {self.num_classes}")
+        check_classes(self.num_classes)
         for key in ("mean", "std"):
             require(bool(getattr(self, key)) or self.tokenizer is not None, key, "is missing")
         for key in ("size", "length"):
@@ -153,11 +151,7 @@ def _check_headers(path: Path, inputs: Header, labels: Header, description: Desc
     if inputs.dtype.kind not in "uifb" or inputs.dtype.itemsize > 8 or labels.dtype.kind not in "ui":
         problem = f"got {inputs.dtype} and {labels.dtype}"
         raise DataError(f"{path}: inputs must be numbers of 64 bits at most and labels whole ones, {problem}")
-    if len(inputs.shape) != 4 and (description.crop_padding or description.flip):
-        raise DataError(f"{path}: only images can be shifted or mirrored, inputs have the shape {inputs.shape}")
-    if description.crop_padding > min(inputs.shape[2:], default=0):
-        problem = f"images of {inputs.shape[2:]} cannot be shifted by crop_padding = {description.crop_padding}"
-        raise DataError(f"{path}: {problem} pixels")
+    check_augmentation(str(path), inputs.shape, description.preparation())
     if inputs.shape[1] != len(description.mean):
         raise DataError(
             f"{path}: inputs have {inputs.shape[1]} channels, {DESCRIPTION} has {len(description.mean)} means"

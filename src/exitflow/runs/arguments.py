@@ -28,7 +28,8 @@ def check_dataset(dataset: Any) -> None:
 
 def checked_path(path: Any) -> Path:
     """The path of a run, if it is one."""
-    require(isinstance(path, str | os.PathLike), "run", f"expected the path of a run directory, got {path!r}")
+    possible = isinstance(path, str | os.PathLike) and "\0" not in os.fspath(path)
+    require(possible, "run", f"expected the path of a run directory, got {path!r}")
     return Path(path)
 
 

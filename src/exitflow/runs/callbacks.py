@@ -6,10 +6,11 @@ run can be evaluated and exported as it stands, and `resume` goes on with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from exitflow.config import require
 from exitflow.errors import MissingExtraError
 from exitflow.federated.types import ServerState
 from exitflow.parts import Part, check_part, load_part
@@ -32,8 +33,10 @@ class RoundDone:
 Callback = Callable[[RoundDone], bool | None]  # True: end the training here
 
 
-def load_callbacks(callbacks: Iterable[Part]) -> tuple[Callback, ...]:
+def load_callbacks(callbacks: Sequence[Part]) -> tuple[Callback, ...]:
     """Functions as they are; others by name: a tracker of ours, or `module:function`."""
+    parts = isinstance(callbacks, list | tuple) and all(isinstance(each, str) or callable(each) for each in callbacks)
+    require(parts, "callbacks", f"expected a list of functions or of their names, got {callbacks!r}")
     return tuple(_load_callback(each) if isinstance(each, str) else each for each in callbacks)
 
 

@@ -166,9 +166,10 @@ def resume(
 
 def _given_weights(source: Run | str | Path, assembly: Assembly) -> ServerState:
     """The weights of a run, or of a file of weights by name, as what a training begins with."""
-    if not isinstance(source, Run) and Path(source).is_file():
-        return start_from(load_tensors(Path(source))[0], assembly.model, source=str(source))
-    run = source if isinstance(source, Run) else Run(source)
+    path = source.path if isinstance(source, Run) else checked_path(source)
+    if path.is_file():
+        return start_from(load_tensors(path)[0], assembly.model, source=str(path))
+    run = Run(path)
     return start_from(run.state().tensors, assembly.model, source=str(run.path))
 
 
