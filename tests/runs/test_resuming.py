@@ -21,6 +21,7 @@ from exitflow.federated.places.serial import SerialBackend
 from exitflow.runs.runs import Run, evaluate
 from exitflow.runs.training import Training, resume, train
 from exitflow.system.assembly import Assembly
+from exitflow.tensors import load_tensors, save_tensors
 from tests.runs.cut_off import DATA, Stop, same_weights, stop_at, unfinished
 from tests.small import TINY, image_dataset, record_of, tiny_system
 
@@ -231,6 +232,14 @@ DAMAGES = {
     "a bit of a node's momentum": ("nodes/device-1/exit-1/1.safetensors", lambda path: flip(path, 0.7)),
     "the end of a node's momentum": ("nodes/cloud-0/exit-3/1.safetensors", zero_the_end),
     "a bit of a node's residuals": ("residuals/device-1/exit-1/1.safetensors", lambda path: flip(path, 0.7)),
+    "another node's momentum": (
+        "nodes/device-1/exit-1/1.safetensors",
+        lambda path: shutil.copy(path.parents[2] / "device-0/exit-1/1.safetensors", path),
+    ),
+    "residuals of another round": (
+        "residuals/edge-0/exit-2/1.safetensors",
+        lambda path: save_tensors(path, load_tensors(path)[0], "edge-0/exit-2/0.safetensors"),
+    ),
     "a digit of a record": ("rounds.jsonl", change_a_digit),
     "a digit of the profile": ("profile.json", lambda path: path.write_text(path.read_text().replace("32", "33"))),
     "nothing left of a node's momentum": ("nodes/edge-0/exit-2/1.safetensors", lambda path: path.unlink()),
@@ -252,6 +261,8 @@ def test_a_run_of_which_something_is_damaged_or_lost_is_not_gone_on_with(tmp_pat
     assert reason.startswith(
         (
             "is damaged",
+            "is what was kept as device-0/exit-1/1.safetensors; restore what belongs here",
+            "is what was kept as edge-0/exit-2/0.safetensors; restore what belongs here",
             "cannot be read",
             "the records are not those that were written; restore it",
             "is not what it was when the run was cut off; restore it",

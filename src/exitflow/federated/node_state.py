@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from exitflow.errors import RunError
 from exitflow.federated.types import Task
 from exitflow.files import make_folder, sync_files
 from exitflow.tensors import Tensors, load_tensors, save_tensors
@@ -30,7 +31,12 @@ class NodeStates:
     def load(self, task: Task) -> dict[str, Tensor]:
         """The newest state from before the task's round; {} where there is none."""
         earlier = self._earlier(task)
-        return load_tensors(earlier[-1])[0] if earlier else {}
+        if not earlier:
+            return {}
+        state, name = load_tensors(earlier[-1])
+        if name not in ("", self._name(earlier[-1])):  # earlier versions wrote none
+            raise RunError(f"{earlier[-1]}: is what was kept as {name}; restore what belongs here")
+        return state
 
     def round_of(self, task: Task) -> int | None:
         """After which round the state that `load` gives was kept."""
@@ -50,7 +56,8 @@ class NodeStates:
         """Keep the state after the task, and the newest from before it."""
         folder = self._folder_of(task.node, task.deepest)
         make_folder(folder)
-        save_tensors(folder / f"{task.round}.safetensors", state, lasting=not self._settled_together)
+        path = folder / f"{task.round}.safetensors"
+        save_tensors(path, state, self._name(path), lasting=not self._settled_together)
         for path in self._earlier(task)[:-1]:
             path.unlink(missing_ok=True)
 
@@ -67,6 +74,10 @@ class NodeStates:
     def _files(self, node: str, exit: int) -> list[Path]:
         files = self._folder_of(node, exit).glob("[0-9]*.safetensors")
         return sorted(files, key=lambda path: int(path.stem))
+
+    def _name(self, path: Path) -> str:
+        """What a file says that it is, so that no node goes on with the state of another, or of another round."""
+        return path.relative_to(self.folder).as_posix()
 
     def _folder_of(self, node: str, exit: int) -> Path:
         return self.folder / node / f"exit-{exit}"
