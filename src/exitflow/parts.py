@@ -54,7 +54,7 @@ def load_part(name: str, *, key: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         problem = f"cannot import {name!r} ({error}); is its folder on PYTHONPATH?"
         raise ConfigError(problem, key=key) from None
-    except Exception as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"importing {name!r} failed: {type(error).__name__}: {error}", key=key) from None
     require(callable(found), key, f"{name!r} must be a function, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]

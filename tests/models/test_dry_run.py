@@ -173,6 +173,11 @@ def test_a_network_that_fits_is_left_as_it_was_made(built):
     ("text", "problem"),
     [
         ("def build(:\n", "importing 'own_file:build' failed: SyntaxError"),
+        ("raise SystemExit(3)\n", "importing 'own_file:build' failed: SystemExit: 3"),
+        (
+            "def build(*_):\n    raise SystemExit(3)\n",
+            "calling 'own_file:build' with .* failed: SystemExit: 3",
+        ),
         ("1 / 0\n", "importing 'own_file:build' failed: ZeroDivisionError"),
         ("import nothing_of_that_name\n", "cannot import 'own_file:build' .No module named 'nothing_of_that_name'"),
         ("bild = 1\n", "cannot import 'own_file:build'"),

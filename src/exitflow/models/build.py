@@ -58,7 +58,7 @@ def _custom(spec: CustomModel, input_shape: Shape, num_classes: int) -> NestedMo
     factory = load_part(spec.factory, key="model.factory")
     try:
         model = factory(input_shape, num_classes)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(f"calling {spec.factory!r} with ({input_shape}, {num_classes})", error) from None
     if not isinstance(model, NestedModel):
         problem = f"{spec.factory!r} must give a NestedModel, got {type(model).__name__}"
@@ -70,7 +70,7 @@ def _custom(spec: CustomModel, input_shape: Shape, num_classes: int) -> NestedMo
     return model
 
 
-def _failed(what: str, error: Exception) -> ConfigError:
+def _failed(what: str, error: BaseException) -> ConfigError:
     return ConfigError(f"{what} failed: {type(error).__name__}: {error}", key="model.factory")
 
 
