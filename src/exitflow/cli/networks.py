@@ -93,7 +93,7 @@ def inspect(system: str, data_dir: str | None, overrides: dict[str, Any], as_jso
 
 
 def _system_of(source: str, overrides: dict[str, Any]) -> System:
-    """Of a system file, a preset, or a run."""
+    """The system that a system file, a preset or a run describes."""
     from exitflow.runs.runs import SPEC, is_run
     from exitflow.system.system import load_system
 

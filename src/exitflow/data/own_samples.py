@@ -84,7 +84,7 @@ def images_of(values: Sequence[Any], source: Path, *, size: int, channels: int) 
 
 
 def _images(images: Iterable[tuple[str, Any]], count: int, *, size: int, channels: int) -> torch.Tensor:
-    """Of paths or of encoded bytes, each with a name for errors."""
+    """The pixels of images that are paths or encoded bytes, each with a name for errors."""
     if count * channels * size**2 > _MAX_BYTES:
         problem = f"{count:,} images of {size}x{size} pixels take more than {_MAX_BYTES:,} bytes"
         raise DataError(f"{problem}; a smaller size, or data from Python (exitflow.from_torch)")

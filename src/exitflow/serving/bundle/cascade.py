@@ -115,7 +115,7 @@ def _read_samples(path: Path) -> LabelledInputs:
 
 
 def _read_model(path: Path, sample_shape: tuple[int, ...]) -> Stranger:
-    """Of which one input and one output can be what is needed, and one only."""
+    """Read a model of which exactly one input and one output can be what is needed."""
     try:
         proto = onnx.load_model_from_string(read_file(path, LARGE_FILE))
         onnx.checker.check_model(proto)

@@ -25,7 +25,7 @@ class ServiceTime:
 
 
 def service_times(bundle: Bundle, *, threads: int = 1, repeats: int = 200) -> list[ServiceTime]:
-    """Of every exit, with one of the bundle's own samples."""
+    """Measure every exit, with one of the bundle's own samples."""
     sample = bundle.samples().inputs[:1]
     found = []
     features = answer = None  # of the exit before

@@ -27,7 +27,7 @@ def problems(node: Node, certificate: OwnCertificate | None = None) -> list[str]
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """Of the link to one parent, since the node started."""
+    """What has happened on the link to one parent since the node started."""
 
     address: str
     payload: str  # what goes over it: features or the input
