@@ -132,7 +132,9 @@ def test_a_caller_that_goes_away_before_its_answer_leaves_no_traceback(eager, mo
             await asyncio.sleep(0.2)
 
     asyncio.run(scenario())
-    assert [record for record in caplog.records if record.exc_info] == []
+    told = [record for record in caplog.records if record.exc_info]
+    # Where several loops have used gRPC in one process, as tests do, each wakes the others' pollers for nothing.
+    assert [record for record in told if "PollerCompletionQueue" not in record.getMessage()] == []
 
 
 def test_one_connection_has_no_more_calls_than_the_node_takes(eager):
