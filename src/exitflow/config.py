@@ -98,6 +98,8 @@ def parse_changes(given: Changes, example: str = "training.rounds=5") -> dict[st
     """Dotted keys with the values that they are changed to; of two texts for one key the last holds."""
     if isinstance(given, Mapping):
         return {str(key): value for key, value in given.items()}
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    require(listed, "overrides", f"expected a mapping, or texts such as {example!r} in a list, got {given!r}")
     found: dict[str, Any] = {}
     for text in given:
         key, value = parse_assignment(str(text), example)

@@ -309,3 +309,17 @@ def test_of_two_texts_for_one_key_the_last_holds_where_it_stands():
     texts = ["data.dir=x", 'data={name="digits"}', "data.dir=y"]
     assert list(parse_changes(texts).items()) == [("data", {"name": "digits"}), ("data.dir", "y")]
     assert load_system("paper-7", texts).data.dir == "y"
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "problem"),
+    [
+        (5, (), "source: expected the path of a TOML file or the name of a preset, got 5"),
+        ({"name": "x"}, (), "source: expected the path of a TOML file or the name of a preset"),
+        ("paper-7", 5, "overrides: expected .* got 5"),
+        ("paper-7", "training.rounds=5", "overrides: expected .* got 'training.rounds=5'"),
+    ],
+)
+def test_what_is_no_system_is_refused_with_a_sentence(source, overrides, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load_system(source, overrides)

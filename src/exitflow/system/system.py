@@ -125,6 +125,8 @@ def load_system(source: str | Path, overrides: Changes = ()) -> System:
 
 def read_system(source: str | Path, overrides: Changes = ()) -> System:
     """The same without a word on what is doubtful in it, for systems that nobody has written down as they are."""
+    named = isinstance(source, str | os.PathLike)
+    require(named, "source", f"expected the path of a TOML file or the name of a preset, got {source!r}")
     name = str(source)
     is_file = name.endswith(".toml") or (os.path.exists(name) and not os.path.isdir(name))
     table = read_toml(Path(name)) if is_file else preset(name)
